@@ -1,0 +1,1 @@
+"""hetero: post-train Mixture-of-Experts language models on one box."""
