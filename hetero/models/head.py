@@ -1,0 +1,63 @@
+"""The LM head: hidden states to logits and log-probabilities, with what some families do after the matrix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from hetero.errors import ModelError
+from hetero.kernels import ops
+from hetero.kernels.cpu import PackedWeight
+from hetero.models.head_shape import head_shape
+from hetero.models.linear import HeteroLinear
+from hetero.models.torch_rows import token_logprobs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True)
+class LmHead:
+    """logits = softcap(scale * (hidden W^T + b)), as the model's own forward computes them.
+
+    Attributes:
+        weight: [V, H], packed (CPU) or a plain tensor (dense parts on a GPU).
+        bias: [V] or None.
+        logit_scale: factor on the logits (Cohere multiplies, Granite divides).
+        softcap: c in c * tanh(logits / c), or None (Gemma).
+        lora: adapter of the head, or None.
+    """
+
+    weight: PackedWeight | Tensor
+    bias: Tensor | None = None
+    logit_scale: float = 1.0
+    softcap: float | None = None
+    lora: ops.LoraFactors | None = None
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [B, H] -> fp32 [B, V]."""
+        if isinstance(self.weight, PackedWeight):
+            out = ops.linear(hidden, self.weight, self.bias, self.lora, out_dtype=torch.float32)
+        else:
+            out = torch.nn.functional.linear(hidden, self.weight, self.bias).float()
+        if self.logit_scale != 1.0:
+            out = out * self.logit_scale
+        return out if self.softcap is None else torch.tanh(out / self.softcap) * self.softcap
+
+    def logprobs(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """hidden [T, H], targets [T] int64 -> (log-probabilities [T] fp32, differentiable; entropy [T] fp32, no grad)."""
+        if isinstance(self.weight, PackedWeight):
+            return ops.token_logprobs(
+                hidden,
+                self.weight,
+                targets,
+                temperature,
+                bias=self.bias,
+                logit_scale=self.logit_scale,
+                softcap=self.softcap,
+                lora=self.lora,
+            )
+        return token_logprobs(hidden, self.logits, targets, temperature)

@@ -1,0 +1,96 @@
+"""The paged KV store of a model: its shape per layer, and the pool that holds the blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from hetero.errors import CapacityError
+from hetero.kernels.cpu import KV_BLOCK
+from hetero.kernels.ops import KVLayer
+from hetero.models.probe import attention_calls
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True)
+class KVSpec:
+    """Shape of what one attention layer keeps per token.
+
+    Attributes:
+        num_kv_heads: heads of keys and values.
+        head_dim: elements of one key.
+        v_head_dim: elements of one value.
+        window: sliding window in tokens, or None when every earlier token stays visible.
+    """
+
+    num_kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    window: int | None = None
+
+
+def kv_spec(model: PreTrainedModel) -> list[KVSpec]:
+    """One `KVSpec` per attention layer, in layer order, as the model itself calls attention.
+
+    Found by running two tokens once and remembered on the model, so that any architecture tells the truth (MLA expands
+    its latent into heads, hybrid models mix windows). Raises ModelError for layers that do not attend.
+    """
+    return [
+        KVSpec(call.num_kv_heads, call.head_dim, call.v_head_dim, call.window) for call in attention_calls(model)
+    ]
+
+
+def _round_up(value: int, step: int) -> int:
+    return -(-value // step) * step
+
+
+class KVPool:
+    """Blocks of `KV_BLOCK` tokens for every layer of a model, allocated once.
+
+    Block `i` of every layer belongs to the same owner: one block table serves all layers.
+
+    Attributes:
+        layers: one `KVLayer` per attention layer: k bf16 [num_blocks, Hkv, Dpad/2, 32, 2] and
+            v bf16 [num_blocks, Hkv, Dvpad/32, 16, 32, 2].
+        num_blocks: blocks per layer.
+        bytes_per_block: bytes that one block takes over all layers.
+    """
+
+    def __init__(self, model: PreTrainedModel, num_blocks: int) -> None:
+        if num_blocks < 1:
+            raise CapacityError(f"a KV pool needs at least one block, got {num_blocks}; give the engine more kv_memory")
+        self.num_blocks = num_blocks
+        self.layers = [_layer(spec, num_blocks, model.device) for spec in kv_spec(model)]
+        self.bytes_per_block = sum(layer.k[0].nbytes + layer.v[0].nbytes for layer in self.layers)
+
+    @staticmethod
+    def block_bytes(model: PreTrainedModel) -> int:
+        """Bytes of one block over all layers, without allocating anything."""
+        return sum(_block_elements(spec) * 2 for spec in kv_spec(model))
+
+    def copy_block(self, src: int, dst: int) -> None:
+        """Copy block `src` over block `dst` in every layer (copy on write)."""
+        for layer in self.layers:
+            layer.k[dst].copy_(layer.k[src])
+            layer.v[dst].copy_(layer.v[src])
+
+    def zero_block(self, i: int) -> None:
+        """Clear block `i` in every layer."""
+        for layer in self.layers:
+            layer.k[i].zero_()
+            layer.v[i].zero_()
+
+
+def _block_elements(spec: KVSpec) -> int:
+    return spec.num_kv_heads * KV_BLOCK * (_round_up(spec.head_dim, 32) + _round_up(spec.v_head_dim, 32))
+
+
+def _layer(spec: KVSpec, num_blocks: int, device: torch.device) -> KVLayer:
+    d, dv = _round_up(spec.head_dim, 32), _round_up(spec.v_head_dim, 32)
+    k = torch.zeros(num_blocks, spec.num_kv_heads, d // 2, KV_BLOCK, 2, dtype=torch.bfloat16, device=device)
+    v = torch.zeros(num_blocks, spec.num_kv_heads, dv // 32, KV_BLOCK // 2, 32, 2, dtype=torch.bfloat16, device=device)
+    return KVLayer(k=k, v=v)
