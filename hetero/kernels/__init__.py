@@ -1,0 +1,1 @@
+"""CPU kernels: the only importer of the extension hetero._C."""
