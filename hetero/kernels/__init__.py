@@ -1,1 +1,1 @@
-"""CPU kernels: the only importer of the extension hetero._C."""
+"""Kernels: `cpu` (typed wrappers of the extension), `ops` (differentiable), `reference` (the oracle)."""

@@ -1,0 +1,92 @@
+// Buffer: a growable, 64-byte aligned piece of memory. Arena: scratch that an op takes pieces from.
+#pragma once
+
+#include <sys/mman.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+#include <utility>
+#include <vector>
+
+namespace hetero {
+
+class Buffer {
+ public:
+  Buffer() = default;
+  explicit Buffer(size_t bytes) {
+    // Big blocks are aligned to and backed by huge pages: panels are walked with one TLB miss per 2
+    // MiB.
+    const size_t alignment = bytes >= kHugePage ? kHugePage : 64;
+    size_ = (bytes + alignment - 1) / alignment * alignment;
+    if (size_ == 0) return;
+    data_ = static_cast<std::byte*>(std::aligned_alloc(alignment, size_));
+    if (data_ == nullptr) throw std::bad_alloc();
+    if (alignment == kHugePage) madvise(data_, size_, MADV_HUGEPAGE);
+  }
+  Buffer(Buffer&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+  Buffer& operator=(Buffer&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    return *this;
+  }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer() { std::free(data_); }
+
+  std::byte* data() const { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  static constexpr size_t kHugePage = size_t{2} << 20;
+  std::byte* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+// A stack of pieces. After `reset` the blocks are merged into one that holds the most ever needed,
+// so that in the steady state an op allocates nothing.
+class Arena {
+ public:
+  template <class T>
+  T* take(size_t count) {
+    return reinterpret_cast<T*>(take_bytes(count * sizeof(T)));
+  }
+
+  void reset() {
+    if (blocks_.size() > 1) {
+      size_t total = 0;
+      for (const Buffer& block : blocks_) total += block.size();
+      blocks_.clear();
+      blocks_.emplace_back(total);
+    }
+    used_ = 0;
+  }
+
+  // Gives the memory back when more than `bytes` of it is held.
+  void trim(size_t bytes) {
+    size_t total = 0;
+    for (const Buffer& block : blocks_) total += block.size();
+    if (total > bytes) blocks_.clear();
+    used_ = 0;
+  }
+
+ private:
+  std::byte* take_bytes(size_t bytes) {
+    bytes = (bytes + 63) / 64 * 64;
+    if (blocks_.empty() || used_ + bytes > blocks_.back().size()) {
+      const size_t least = size_t{1} << 20;
+      blocks_.emplace_back(bytes > least ? bytes : least);
+      used_ = 0;
+    }
+    std::byte* piece = blocks_.back().data() + used_;
+    used_ += bytes;
+    return piece;
+  }
+
+  std::vector<Buffer> blocks_;
+  size_t used_ = 0;  // bytes taken from the last block
+};
+
+}  // namespace hetero

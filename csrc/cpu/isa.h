@@ -1,0 +1,20 @@
+// What this processor and operating system can execute.
+#pragma once
+
+#include <cstdint>
+
+namespace hetero {
+
+enum CpuFeature : uint32_t {
+  kNoFeature = 0,
+  kAvx2 = 1u << 0,        // AVX2 and FMA
+  kAvx512 = 1u << 1,      // AVX-512 F, BW, DQ, VL
+  kAvx512Bf16 = 1u << 2,  // VDPBF16PS
+  kAmx = 1u << 3,         // AMX-TILE and AMX-BF16, with the kernel's permission for the tile state
+};
+
+// Bits of CpuFeature; found once. Asking for AMX requests the permission from Linux for this
+// process.
+uint32_t cpu_features();
+
+}  // namespace hetero

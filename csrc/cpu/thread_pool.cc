@@ -1,0 +1,180 @@
+#include "cpu/thread_pool.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <climits>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace hetero {
+namespace {
+
+using Word = std::atomic<uint32_t>;
+static_assert(sizeof(Word) == 4, "a futex is 32 bits wide");
+
+void futex_wait(Word& word, uint32_t seen) {
+  syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
+}
+void futex_wake(Word& word, int count) {
+  syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, count, nullptr, nullptr, 0);
+}
+
+void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+// Spins until `ready()` or for about 50 microseconds; true when ready.
+template <class Ready>
+bool spin(Ready ready) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::microseconds(50);
+  do {
+    for (int i = 0; i < 32; ++i) {
+      if (ready()) return true;
+      relax();
+    }
+  } while (std::chrono::steady_clock::now() < deadline);
+  return ready();
+}
+
+constexpr uint64_t kIndexMask = 0xffffffffu;
+
+}  // namespace
+
+struct ThreadPool::State {
+  // The job being run. A ticket is (job number << 32 | next index); indices are claimed by
+  // compare-and-swap, so a claim succeeds only for the job whose task and size the thread has read.
+  // Between jobs the index is kIndexMask and nothing can be claimed.
+  std::atomic<uint64_t> ticket{kIndexMask};
+  std::atomic<const TaskRef*> task{nullptr};
+  std::atomic<uint32_t> num_tasks{0};
+  Word num_done{0};
+  Word caller_sleeps{0};
+
+  Word wake{0};  // bumped for every job: what workers sleep on
+  std::atomic<int> num_sleepers{0};
+  std::atomic<bool> stop{false};
+
+  std::atomic<bool> failed{false};
+  std::exception_ptr error;
+
+  std::mutex queue;  // one job at a time
+  std::vector<std::thread> workers;
+
+  void work(int thread, const Hooks& hooks);
+  void worker_main(int thread, const Hooks& hooks);
+  void wait_done(uint32_t count);
+};
+
+void ThreadPool::State::work(int thread, const Hooks& hooks) {
+  bool entered = false;
+  uint64_t seen = ticket.load(std::memory_order_acquire);
+  while (true) {
+    const TaskRef* current = task.load(std::memory_order_acquire);
+    const uint32_t count = num_tasks.load(std::memory_order_acquire);
+    const uint64_t index = seen & kIndexMask;
+    if (index >= count) break;
+    if (!ticket.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel)) continue;
+    if (!entered && hooks.enter) hooks.enter();
+    entered = true;
+    if (!failed.load(std::memory_order_relaxed)) {
+      try {
+        (*current)(static_cast<int64_t>(index), thread);
+      } catch (...) {
+        if (!failed.exchange(true)) error = std::current_exception();
+      }
+    }
+    if (num_done.fetch_add(1) + 1 == count && caller_sleeps.load() != 0) futex_wake(num_done, 1);
+    seen = ticket.load(std::memory_order_acquire);
+  }
+  if (entered && hooks.leave) hooks.leave();
+}
+
+void ThreadPool::State::worker_main(int thread, const Hooks& hooks) {
+  uint32_t seen = 0;
+  while (true) {
+    if (!spin([&] { return wake.load(std::memory_order_acquire) != seen; })) {
+      num_sleepers.fetch_add(1);
+      while (wake.load() == seen) futex_wait(wake, seen);
+      num_sleepers.fetch_sub(1);
+    }
+    seen = wake.load(std::memory_order_acquire);
+    if (stop.load(std::memory_order_acquire)) return;
+    work(thread, hooks);
+  }
+}
+
+void ThreadPool::State::wait_done(uint32_t count) {
+  if (spin([&] { return num_done.load(std::memory_order_acquire) == count; })) return;
+  caller_sleeps.store(1);
+  for (uint32_t done = num_done.load(); done != count; done = num_done.load()) {
+    futex_wait(num_done, done);
+  }
+  caller_sleeps.store(0);
+}
+
+ThreadPool::ThreadPool(int num_threads, Hooks hooks)
+    : num_threads_(std::max(1, num_threads)), hooks_(hooks) {
+  start();
+}
+
+void ThreadPool::start() {
+  owner_pid_ = getpid();
+  state_ = std::make_unique<State>();
+  for (int thread = 1; thread < num_threads_; ++thread) {
+    state_->workers.emplace_back([this, thread] { state_->worker_main(thread, hooks_); });
+  }
+}
+
+ThreadPool::~ThreadPool() {
+  if (owner_pid_ != getpid()) {
+    // Forked: the threads do not exist here, and joining or destroying them would hang.
+    static_cast<void>(state_.release());
+    return;
+  }
+  state_->stop.store(true);
+  state_->wake.fetch_add(1);
+  futex_wake(state_->wake, INT_MAX);
+  for (std::thread& worker : state_->workers) worker.join();
+}
+
+void ThreadPool::run(int64_t num_tasks, TaskRef task) {
+  if (num_tasks <= 0) return;
+  if (owner_pid_ != getpid()) {
+    static_cast<void>(state_.release());
+    start();
+  }
+  State& state = *state_;
+  std::lock_guard<std::mutex> turn(state.queue);
+  for (int64_t base = 0; base < num_tasks; base += INT_MAX) {
+    const auto count = static_cast<uint32_t>(std::min<int64_t>(num_tasks - base, INT_MAX));
+    const auto from_base = [&](int64_t index, int thread) { task(base + index, thread); };
+    const TaskRef shifted(from_base);
+    state.failed.store(false);
+    state.error = nullptr;
+    state.num_done.store(0);
+    state.task.store(&shifted, std::memory_order_release);
+    state.num_tasks.store(count, std::memory_order_release);
+    const uint64_t job = (state.ticket.load() >> 32) + 1;
+    state.ticket.store(job << 32, std::memory_order_release);
+    if (count > 1 && num_threads_ > 1) {
+      state.wake.fetch_add(1);
+      const int needed = std::min<int64_t>(count - 1, num_threads_ - 1);
+      if (state.num_sleepers.load() > 0) futex_wake(state.wake, needed);
+    }
+    state.work(0, hooks_);
+    state.wait_done(count);
+    state.ticket.store((job << 32) | kIndexMask, std::memory_order_release);
+    if (state.failed.load()) std::rethrow_exception(state.error);
+  }
+}
+
+}  // namespace hetero

@@ -1,0 +1,24 @@
+// The body of every isa_<name>.cc, which first includes its tile and vector headers (they define
+// `Tile` and `Vec`) and defines HETERO_ISA.
+//
+// Everything here has internal linkage and no STL is used: a weak symbol (an inline function, a
+// template instance) compiled with -mavx512f could be chosen by the linker for code that runs on
+// any processor. tests/kernels/test_isa_objects.py proves it with nm.
+#include "kernels/gemm.inl.h"
+#include "kernels/pack.inl.h"
+
+#define HETERO_JOIN_(a, b) a##b
+#define HETERO_JOIN(a, b) HETERO_JOIN_(a, b)
+#define HETERO_TEXT_(a) #a
+#define HETERO_TEXT(a) HETERO_TEXT_(a)
+
+namespace hetero {
+
+const KernelSet HETERO_JOIN(kernels_, HETERO_ISA) = {
+    HETERO_TEXT(HETERO_ISA),
+#define HETERO_KERNEL(result, kernel, parameters) &kernel,
+#include "kernels/kernels.inc"
+#undef HETERO_KERNEL
+};
+
+}  // namespace hetero

@@ -1,0 +1,49 @@
+#include "kernels/select.h"
+
+#include <cstdlib>
+#include <stdexcept>
+
+#include "cpu/isa.h"
+
+namespace hetero {
+namespace {
+
+const Isa kIsas[] = {
+    {&kernels_scalar, kNoFeature, false},
+#if defined(__x86_64__)
+    {&kernels_avx512, kAvx2 | kAvx512, false},
+#endif
+};
+
+std::string runnable_names() {
+  std::string names;
+  for (const Isa& isa : isas()) {
+    if (runs_here(isa)) names += (names.empty() ? "" : ", ") + std::string(isa.kernels->name);
+  }
+  return names;
+}
+
+}  // namespace
+
+std::span<const Isa> isas() { return kIsas; }
+
+bool runs_here(const Isa& isa) { return (isa.needs & ~cpu_features()) == 0; }
+
+const KernelSet& select_kernels(const std::string& name) {
+  std::string wanted = name;
+  const char* variable = std::getenv("HETERO_ISA");
+  if (wanted.empty() && variable != nullptr) wanted = variable;
+  const KernelSet* best = nullptr;
+  for (const Isa& isa : isas()) {
+    const bool match = wanted.empty() ? !isa.emulated : wanted == isa.kernels->name;
+    if (match && runs_here(isa)) best = isa.kernels;
+  }
+  if (best == nullptr) {
+    throw std::runtime_error("instruction set '" + wanted +
+                             "' cannot run on this processor; use one of: " + runnable_names() +
+                             (name.empty() ? " (HETERO_ISA)" : ""));
+  }
+  return *best;
+}
+
+}  // namespace hetero

@@ -1,0 +1,81 @@
+"""Threads, instruction set and scratch memory of the CPU kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from hetero import _C
+from hetero.errors import UnavailableError
+
+
+class Context:
+    """A thread pool, the kernels of one instruction set, and scratch memory that grows and is reused.
+
+    Args:
+        threads: worker threads; None is one per physical core that this process may use (affinity mask, cgroup quota).
+        isa: instruction set, one of `isas(emulated=True)`; None is what `HETERO_ISA` names, else the best one here.
+
+    Raises:
+        UnavailableError: the instruction set is unknown or this processor cannot run it.
+    """
+
+    def __init__(self, threads: int | None = None, isa: str | None = None) -> None:
+        if threads is not None and threads < 1:
+            raise ValueError(f"threads is {threads}; it must be at least 1 (or None for one per physical core)")
+        try:
+            self.handle = _C.Context(threads or 0, isa or "")
+        except RuntimeError as error:
+            raise UnavailableError(str(error)) from None
+
+    @property
+    def threads(self) -> int:
+        return self.handle.num_threads
+
+    @property
+    def isa(self) -> str:
+        return self.handle.isa
+
+    def __repr__(self) -> str:
+        return f"Context(threads={self.threads}, isa={self.isa!r})"
+
+
+_default: list[Context] = []
+_current: ContextVar[Context | None] = ContextVar("hetero_kernels_context", default=None)
+
+
+def context() -> Context:
+    """The context that kernels run in now: of the innermost `using`, else one made on first use for the process."""
+    current = _current.get()
+    if current is not None:
+        return current
+    if not _default:
+        _default.append(Context())
+    return _default[0]
+
+
+@contextmanager
+def using(ctx: Context) -> Iterator[Context]:
+    """Run the kernels called inside the `with` block in `ctx`. PyTorch's backward threads do not see it:
+    operations remember the context of their forward."""
+    token = _current.set(ctx)
+    try:
+        yield ctx
+    finally:
+        _current.reset(token)
+
+
+def isa() -> str:
+    """Name of the instruction set in use."""
+    return context().isa
+
+
+def isas(emulated: bool = False) -> list[str]:
+    """Instruction sets that this processor runs, plainest first; with `emulated` also the emulated ones of the tests."""
+    return [name for name, runs, is_emulated in _C.isas() if runs and (emulated or not is_emulated)]
+
+
+def kernels() -> list[str]:
+    """Names of the functions that exist once per instruction set."""
+    return _C.kernels()
