@@ -4,6 +4,14 @@
 // Everything here has internal linkage and no STL is used: a weak symbol (an inline function, a
 // template instance) compiled with -mavx512f could be chosen by the linker for code that runs on
 // any processor. tests/kernels/test_isa_objects.py proves it with nm.
+#include "kernels/kernel.h"
+
+namespace hetero {
+namespace {
+using Vec = HETERO_VEC;
+}  // namespace
+}  // namespace hetero
+
 #include "kernels/gemm.inl.h"
 #include "kernels/pack.inl.h"
 

@@ -1,3 +1,5 @@
 #include "kernels/tile_avx512.h"
+#include "kernels/vec_avx512.h"
 #define HETERO_ISA avx512
+#define HETERO_VEC VecAvx512
 #include "kernels/isa.inl.h"

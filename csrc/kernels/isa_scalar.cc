@@ -1,3 +1,5 @@
 #include "kernels/tile_scalar.h"
+#include "kernels/vec_scalar.h"
 #define HETERO_ISA scalar
+#define HETERO_VEC VecScalar
 #include "kernels/isa.inl.h"

@@ -14,8 +14,9 @@ class Context:
     """A thread pool, the kernels of one instruction set, and scratch memory that grows and is reused.
 
     Args:
-        threads: worker threads; None is one per physical core that this process may use (affinity mask, cgroup quota).
-        isa: instruction set, one of `isas(emulated=True)`; None is what `HETERO_ISA` names, else the best one here.
+        threads: worker threads; None is one per physical core that this process may use (affinity mask,
+            cgroup quota).
+        isa: instruction set, one of `isas(emulated=True)`; None is what `HETERO_ISA` names, else the best.
 
     Raises:
         UnavailableError: the instruction set is unknown or this processor cannot run it.
@@ -23,7 +24,7 @@ class Context:
 
     def __init__(self, threads: int | None = None, isa: str | None = None) -> None:
         if threads is not None and threads < 1:
-            raise ValueError(f"threads is {threads}; it must be at least 1 (or None for one per physical core)")
+            raise ValueError(f"threads is {threads}; expected at least 1, or None for one per physical core")
         try:
             self.handle = _C.Context(threads or 0, isa or "")
         except RuntimeError as error:
@@ -46,7 +47,7 @@ _current: ContextVar[Context | None] = ContextVar("hetero_kernels_context", defa
 
 
 def context() -> Context:
-    """The context that kernels run in now: of the innermost `using`, else one made on first use for the process."""
+    """The context that kernels run in: of the innermost `using`, else one made for the process on first use."""
     current = _current.get()
     if current is not None:
         return current
@@ -72,7 +73,7 @@ def isa() -> str:
 
 
 def isas(emulated: bool = False) -> list[str]:
-    """Instruction sets that this processor runs, plainest first; with `emulated` also the emulated ones of the tests."""
+    """Instruction sets that this processor runs, plainest first; `emulated` adds those that only tests use."""
     return [name for name, runs, is_emulated in _C.isas() if runs and (emulated or not is_emulated)]
 
 
