@@ -1,1 +1,43 @@
-"""hetero: post-train Mixture-of-Experts language models on one box."""
+"""hetero: post-train Mixture-of-Experts language models on one box.
+
+The public names are loaded when they are first used, so that `import hetero` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hetero.engine.engine import Engine
+    from hetero.engine.params import SamplingParams
+    from hetero.models.config import HeteroConfig
+    from hetero.models.load import load_model
+    from hetero.models.lora import LoraConfig
+    from hetero.recipe.recipe import Recipe
+    from hetero.train.trainer import Trainer
+
+__version__ = "0.1.0"
+__all__ = ["Engine", "HeteroConfig", "LoraConfig", "Recipe", "SamplingParams", "Trainer", "load_model"]
+
+_HOMES = {
+    "Engine": "hetero.engine.engine",
+    "HeteroConfig": "hetero.models.config",
+    "LoraConfig": "hetero.models.lora",
+    "Recipe": "hetero.recipe.recipe",
+    "SamplingParams": "hetero.engine.params",
+    "Trainer": "hetero.train.trainer",
+    "load_model": "hetero.models.load",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(
+            f"module 'hetero' has no attribute {name!r}; its public names are {', '.join(__all__)}"
+        )
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -11,7 +11,8 @@ from transformers import MixtralConfig, MixtralForCausalLM, PreTrainedTokenizerF
 
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
@@ -40,7 +41,8 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="session")
 def tiny_moe_dir(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerFast) -> Path:
-    """A random Mixtral checkpoint in real safetensors: 2 layers, 4 experts, top-2, context of 512, about 0.2 M weights."""
+    """A random Mixtral checkpoint in real safetensors: 2 layers, 4 experts, top-2, context of 512, about 0.2
+    M weights."""
     directory = tmp_path_factory.mktemp("tiny-moe")
     config = MixtralConfig(
         vocab_size=len(tiny_tokenizer),

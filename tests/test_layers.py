@@ -28,7 +28,8 @@ LAYERS: list[set[str]] = [
     {"report", "bench"},
     {"cli"},
 ]
-"""Top to bottom. A module imports its own package and layers above; packages in one row do not import each other."""
+"""Top to bottom. A module imports its own package and layers above; packages in one row do not import each
+other."""
 CSRC_LAYERS = ["base", "cpu", "formats", "kernels", "ops", "moe", "bindings"]
 FORBIDDEN = {"utils", "util", "helpers", "helper", "common", "misc"}
 FACADE = "hetero/__init__.py"
@@ -57,14 +58,19 @@ def _layer(module: str) -> int | None:
     for row, names in enumerate(LAYERS):
         if parts[1] in names:
             return row
-    raise AssertionError(f"{module}: {parts[1]} is not in the house; add it to LAYERS and to CONTRIBUTING.md on purpose")
+    raise AssertionError(
+        f"{module}: {parts[1]} is not in the house; add it to LAYERS and to CONTRIBUTING.md on purpose"
+    )
 
 
 def _imports(name: str, path: Path) -> Iterator[tuple[int, str]]:
-    """(line, module) of every import of a hetero module, wherever in the file: TYPE_CHECKING blocks and functions too."""
+    """(line, module) of every import of a hetero module, wherever in the file: TYPE_CHECKING blocks and
+    functions too."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names if alias.name.split(".")[0] == "hetero")
+            yield from (
+                (node.lineno, alias.name) for alias in node.names if alias.name.split(".")[0] == "hetero"
+            )
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: relative import"
             if node.module and node.module.split(".")[0] == "hetero":
@@ -103,7 +109,11 @@ def test_imports_point_up() -> None:
 
 
 def test_only_kernels_import_the_extension() -> None:
-    wrong = [f"{MODULES[n]}:{line}" for n, line, target in _extension_imports() if not n.startswith("hetero.kernels")]
+    wrong = [
+        f"{MODULES[n]}:{line}"
+        for n, line, target in _extension_imports()
+        if not n.startswith("hetero.kernels")
+    ]
     assert not wrong, wrong
 
 
@@ -126,7 +136,7 @@ def test_no_import_cycles() -> None:
         if target != name and not name.startswith(target + "."):
             graph[name].add(target)
         elif target != name and MODULES[target].name == "__init__.py":
-            # A module that imports from its own package's __init__ waits for the __init__, which waits for it.
+            # A module that imports from its own package's __init__ waits for what waits for it.
             graph[name].add(target)
     done: set[str] = set()
     path: list[str] = []
@@ -174,7 +184,8 @@ def test_functions_are_small() -> None:
 
 
 def test_no_imports_inside_functions() -> None:
-    """Late imports hide arrows. Commands and public names are loaded late in two places only, through importlib."""
+    """Late imports hide arrows. Commands and public names are loaded late in two places only, through
+    importlib."""
     wrong = []
     for path in MODULES.values():
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -207,7 +218,9 @@ def test_csrc_includes_point_up() -> None:
             if match is None:
                 continue
             target = match[1]
-            assert not target.startswith("."), f"{path}:{number}: include from the root of csrc/, not {target}"
+            assert not target.startswith("."), (
+                f"{path}:{number}: include from the root of csrc/, not {target}"
+            )
             folder = target.split("/")[0]
             assert (CSRC / target).exists(), f"{path}:{number}: no file csrc/{target}"
             if CSRC_LAYERS.index(folder) > CSRC_LAYERS.index(parts[0]):

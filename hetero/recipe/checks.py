@@ -1,0 +1,54 @@
+"""Checks between keys: what each value allows alone and the whole forbids. All before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hetero.errors import RecipeError
+from hetero.recipe.sections.whole import Sections
+from hetero.recipe.source import Source
+
+
+def check(recipe: Sections, source: Source) -> None:
+    """Raise one RecipeError for everything in `recipe` that cannot work together."""
+    found = [*_sizes(recipe), *_evaluation(recipe), *_names(recipe)]
+    problems = [f"{source.place(tuple(key.split('.')))}: {key} {text}" for key, text in found]
+    if len(problems) == 1:
+        raise RecipeError(problems[0])
+    if problems:
+        listed = " ".join(f"({i}) {text}" for i, text in enumerate(problems, 1))
+        raise RecipeError(f"{source.name} has {len(problems)} problems: {listed}")
+
+
+def _sizes(recipe: Sections) -> Iterator[tuple[str, str]]:
+    train, lora = recipe.train, recipe.lora
+    if train.warmup_steps > train.steps:
+        yield "train.warmup_steps", f"is {train.warmup_steps}, more than the {train.steps} of train.steps."
+    if lora.expert_rank is not None and "experts" not in lora.targets:
+        yield "lora.expert_rank", f"is {lora.expert_rank}, but lora.targets has no experts."
+
+
+def _evaluation(recipe: Sections) -> Iterator[tuple[str, str]]:
+    evaluation, data = recipe.eval, recipe.data
+    if evaluation.every and data.eval is None and data.held_out is None:
+        yield (
+            "eval.every",
+            f"is {evaluation.every}, but there are no held-out tasks: set data.eval, or data.held_out to "
+            "split some off.",
+        )
+    if data.eval is not None and data.held_out is not None:
+        yield (
+            "data.held_out",
+            f"is {data.held_out}, but data.eval already names held-out tasks: remove one of them.",
+        )
+    if evaluation.temperature == 0 and evaluation.samples > 1:
+        yield "eval.samples", f"is {evaluation.samples}, but at temperature 0 all of them are equal: take 1."
+
+
+def _names(recipe: Sections) -> Iterator[tuple[str, str]]:
+    if recipe.rl.group_size < 2:
+        yield (
+            "rl.group_size",
+            f"is {recipe.rl.group_size}, but {recipe.rl.algorithm} compares the completions of a group with "
+            "each other: take at least 2.",
+        )

@@ -1,0 +1,34 @@
+"""Section `data`: where the tasks come from and how a row becomes a prompt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from hetero.recipe.sections.base import Section
+
+
+class DataSection(Section):
+    """The tasks. Order depends on `train.seed` only: every epoch is a fresh permutation."""
+
+    train: str = Field(min_length=1)
+    """A generator (`arithmetic`, `instructions`), a file (.jsonl, .json, .csv, .parquet ...), a glob, a
+    directory with one file per split, or `hub:owner/name`."""
+    eval: str | None = None
+    """Held-out tasks, same forms. A generator, directory or hub name gives its held-out split, never training
+    rows."""
+    held_out: float | None = Field(default=None, gt=0, lt=1)
+    """Without `eval`: split this share of the training rows off, by content. Without either there is no
+    evaluation."""
+    options: dict[str, Any] = Field(default={})
+    """Arguments of the generator, or of the hub's loader."""
+    limit: int | None = Field(default=None, ge=1)
+    """Keep only the first rows of `train`."""
+    prompt: str | None = None
+    """Template of the user message over the row's columns, such as `"{question} Answer briefly."`; by default
+    the column `prompt`."""
+    system: str | None = None
+    """A system message put before every prompt."""
+    chat: dict[str, Any] = Field(default={})
+    """Extra variables of the tokenizer's chat template, such as `enable_thinking`."""

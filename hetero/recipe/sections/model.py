@@ -1,0 +1,63 @@
+"""Sections `model`, `lora` and `engine`: what is loaded, what is trained, how it generates."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from hetero.formats import FORMATS
+from hetero.recipe.sections.base import Section, one_of
+
+
+class ModelSection(Section):
+    """The model: one copy of its base weights serves rollouts, training and reference."""
+
+    path: str = Field(min_length=1)
+    """A local checkpoint directory, a Hub id, or `quickstart` (built once from a small package)."""
+    experts: str = "bf16"
+    """Weight format of the routed experts in RAM."""
+    dense: str = "bf16"
+    """Weight format of all other linear layers."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where attention, norms, router and head live; the experts always stay in RAM. `auto` takes a GPU if
+    there is one."""
+    threads: int | None = Field(default=None, ge=1)
+    """CPU threads of the kernels; by default one per physical core. Does not change results."""
+
+    @field_validator("experts", "dense")
+    @classmethod
+    def _known_format(cls, value: str) -> str:
+        return one_of(value, FORMATS, "a weight format")
+
+
+class LoraSection(Section):
+    """The adapter, the only weights that change."""
+
+    rank: int = Field(default=16, ge=1)
+    """Rank of every pair of factors."""
+    alpha: float = Field(default=32.0, gt=0)
+    """The update is scaled by alpha / rank."""
+    targets: list[Literal["attention", "mlp", "experts"]] = Field(
+        default=["attention", "mlp", "experts"], min_length=1
+    )
+    """Which layers get factors. The router and the head never do."""
+    expert_layout: Literal["shared_outer", "per_expert"] = "shared_outer"
+    """`shared_outer`: experts of a layer share the factor on the hidden side (3.6 times fewer parameters);
+    `per_expert`: none shared."""
+    expert_rank: int | None = Field(default=None, ge=1)
+    """Rank on the experts, if it shall differ from `rank`."""
+    start_from: str | None = None
+    """A PEFT adapter directory to continue from; the default is a fresh adapter, which changes nothing at
+    first."""
+
+
+class EngineSection(Section):
+    """Generation. None of these keys changes what is sampled, only speed and memory."""
+
+    max_num_seqs: int = Field(default=64, ge=1)
+    """Sequences that decode together."""
+    kv_memory: str = Field(default="1GiB", pattern=r"^\d+(\.\d+)?\s*([KMGT]i?B|B)$")
+    """Memory of the KV cache, such as 512MiB or 8GiB."""
+    prefill_chunk: int = Field(default=512, ge=1)
+    """Prompt tokens per forward; long prompts are cut into chunks of this size."""
