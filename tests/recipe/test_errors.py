@@ -123,7 +123,7 @@ def test_problems_between_keys_are_all_named(tmp_path: Path) -> None:
 
 
 def test_missing_file_and_unknown_name() -> None:
-    with pytest.raises(RecipeError, match="no recipe file nowhere.yaml"):
+    with pytest.raises(RecipeError, match="no recipe file nowhere"):
         Recipe.load("nowhere.yaml")
     with pytest.raises(RecipeError, match="no recipe 'nowhere'"):
         Recipe.load("nowhere")
