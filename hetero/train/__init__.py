@@ -1,0 +1,1 @@
+"""Training: samples packed into shared-prefix batches, losses, the trainer, its optimizer and checkpoints."""

@@ -1,0 +1,182 @@
+"""From samples to micro-batches: shared prefixes stored once, the LM head only where a token is trained.
+
+A micro-batch is the prefix tree of some samples. The last trained token of a sample is a target and never
+an input, so a sample of P prompt tokens and n completion tokens occupies at most P + n - 1 rows; a prompt
+is there once for its whole group, and so is the beginning that completions share.
+
+Shapes: T rows of a micro-batch, N trained tokens in it, U distinct (row, target) pairs among these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from hetero.errors import CapacityError, DataError
+from hetero.kernels.batch import AttentionBatch
+from hetero.models.forward import ForwardBatch
+from hetero.train.prefix_tree import Ints, PrefixTree
+
+
+@dataclass(frozen=True)
+class TrainSample:
+    """One trajectory, tokens as the sampler saw them.
+
+    logprobs: log-probability of each completion token under the policy that sampled it, at the sampling
+        temperature; None when unknown (sft). Values at masked tokens are not read; NaN means unknown, and the
+        ratio of that token is then 1.
+    advantage: one number for the sample, or one per completion token.
+    mask: which completion tokens the model sampled and may learn from; None for all. Tool output is False.
+    group: samples of one task carry one number.
+    adapter_version: version that sampled it; only samples of the current version enter the mismatch
+        metrics. None: current.
+    """
+
+    prompt_ids: Sequence[int]
+    completion_ids: Sequence[int]
+    logprobs: Sequence[float] | None = None
+    advantage: float | Sequence[float] = 1.0
+    mask: Sequence[bool] | None = None
+    group: int = 0
+    adapter_version: int | None = None
+
+    def __post_init__(self) -> None:
+        num_tokens = len(self.completion_ids)
+        if not len(self.prompt_ids):
+            raise DataError(
+                "prompt_ids is empty: the first completion token needs at least one token (BOS) before it"
+            )
+        for name in ("logprobs", "mask", "advantage"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, int | float) and len(value) != num_tokens:
+                raise DataError(f"{name} has {len(value)} values for {num_tokens} completion tokens")
+        if not np.isfinite(self.advantage).all():
+            raise DataError(
+                f"advantage is {self.advantage}; mask the sample instead of giving it no finite advantage"
+            )
+
+    @property
+    def trained(self) -> npt.NDArray[np.bool_]:
+        """[completion tokens] which of them are trained."""
+        return np.ones(len(self.completion_ids), bool) if self.mask is None else np.asarray(self.mask, bool)
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether every trained token has advantage zero."""
+        return not np.any(np.broadcast_to(self.advantage, len(self.completion_ids))[self.trained])
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One forward and its targets; tensors on the CPU.
+
+    head_rows, head_targets [U]: rows of the hidden states for the LM head and the token each must predict.
+    pairs [N]: index into these of every trained token, samples in order, tokens in order.
+    samples [N]: index of the sample in the list given to `pack`; offsets [N]: index of the token in its
+    completion.
+    num_tokens: tokens of its samples, prompts and completions, counted without sharing; num_rows = T with
+        sharing.
+    """
+
+    forward: ForwardBatch
+    head_rows: Tensor
+    head_targets: Tensor
+    pairs: Tensor
+    samples: Tensor
+    offsets: Tensor
+    num_tokens: int
+    num_rows: int
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A sample on its way into a tree: `inputs` are the tokens that need rows, `offsets` its trained
+    tokens.
+    """
+
+    index: int
+    inputs: Ints
+    completion: Ints
+    prompt_len: int
+    offsets: Ints
+
+
+def pack(
+    samples: Sequence[TrainSample], max_rows: int, *, context: float = math.inf, every_token: bool = False
+) -> list[MicroBatch]:
+    """Cut `samples` into micro-batches of at most `max_rows` rows, groups together, in order of first
+    appearance.
+
+    A sample longer than `max_rows` gets a micro-batch of its own; one longer than `context` raises
+    CapacityError. Samples without a trained token appear in none. `every_token` takes masked tokens as
+    targets too (scoring).
+    """
+    first_of_group: dict[int, int] = {}
+    for sample in samples:
+        first_of_group.setdefault(sample.group, len(first_of_group))
+    order = sorted(range(len(samples)), key=lambda i: (first_of_group[samples[i].group], i))
+    batches: list[MicroBatch] = []
+    tree, rows = PrefixTree(), list[_Row]()
+    for index in order:
+        row = _prepare(index, samples[index], context, every_token)
+        if row is None:
+            continue
+        if rows and tree.num_rows + len(row.inputs) - tree.shared(row.inputs) > max_rows:
+            batches.append(_finish(tree, rows))
+            tree, rows = PrefixTree(), []
+        tree.insert(row.inputs)
+        rows.append(row)
+    if rows:
+        batches.append(_finish(tree, rows))
+    return batches
+
+
+def _prepare(index: int, sample: TrainSample, context: float, every_token: bool) -> _Row | None:
+    """The rows sample number `index` needs, or None when it has no target."""
+    length = len(sample.prompt_ids) + len(sample.completion_ids)
+    if length > context:
+        raise CapacityError(
+            f"sample {index} has {len(sample.prompt_ids)} prompt and {len(sample.completion_ids)} completion "
+            f"tokens, {length} in all; the context of the model is {context:.0f}. Lower max_tokens or drop"
+            " the longest prompts."
+        )
+    trained = np.ones(len(sample.completion_ids), bool) if every_token else sample.trained
+    offsets = np.flatnonzero(trained)
+    if not len(offsets):
+        return None
+    completion = np.asarray(sample.completion_ids, np.int64)
+    prompt = np.asarray(sample.prompt_ids, np.int64)
+    return _Row(index, np.concatenate([prompt, completion[: offsets[-1]]]), completion, len(prompt), offsets)
+
+
+def _finish(tree: PrefixTree, rows: list[_Row]) -> MicroBatch:
+    layout = tree.layout()
+    target_rows = np.concatenate([tree.rows(row.inputs)[row.prompt_len - 1 + row.offsets] for row in rows])
+    targets = np.concatenate([row.completion[row.offsets] for row in rows])
+    unique, pairs = np.unique(np.stack([target_rows, targets]), axis=1, return_inverse=True)
+    attention = AttentionBatch(
+        q_start=torch.from_numpy(layout.q_start),
+        kv_len=torch.from_numpy(layout.kv_len),
+        kv_rows=torch.from_numpy(layout.kv_rows),
+        kv_start=torch.from_numpy(layout.kv_start),
+    )
+    return MicroBatch(
+        forward=ForwardBatch(
+            token_ids=torch.from_numpy(layout.token_ids),
+            positions=torch.from_numpy(layout.positions),
+            attention=attention,
+        ),
+        head_rows=torch.from_numpy(unique[0].copy()),
+        head_targets=torch.from_numpy(unique[1].copy()),
+        pairs=torch.from_numpy(pairs.reshape(-1)),
+        samples=torch.from_numpy(np.repeat([row.index for row in rows], [len(row.offsets) for row in rows])),
+        offsets=torch.from_numpy(np.concatenate([row.offsets for row in rows])),
+        num_tokens=sum(row.prompt_len + len(row.completion) for row in rows),
+        num_rows=tree.num_rows,
+    )
