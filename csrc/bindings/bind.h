@@ -13,5 +13,6 @@ template <class T, int kDims>
 using Array = nb::ndarray<T, nb::ndim<kDims>, nb::c_contig, nb::device::cpu>;
 
 void bind_context(nb::module_& module);
+void bind_rows(nb::module_& module);
 
 }  // namespace hetero

@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/row_types.h"
+
 namespace hetero {
 
 // Columns of a packed panel, and the step of K: AMX multiplies 32 bf16 of K at once.

@@ -36,6 +36,7 @@ struct VecAvx2 {
     _mm_store_si128(reinterpret_cast<__m128i*>(b), narrow(v));
     for (int i = 0; i < n && i < 8; ++i) p[i] = b[i];
   }
+  static F round_bf16(F v) { return _mm256_castsi256_ps(_mm256_slli_epi32(high_half(v), 16)); }
 
   static F add(F a, F b) { return _mm256_add_ps(a, b); }
   static F sub(F a, F b) { return _mm256_sub_ps(a, b); }
@@ -79,13 +80,17 @@ struct VecAvx2 {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(b), 16));
   }
   static __m128i narrow(F v) {
+    const __m256i r = high_half(v);
+    return _mm_packus_epi32(_mm256_castsi256_si128(r), _mm256_extracti128_si256(r, 1));
+  }
+  // The bf16 nearest to v in the low half of every lane.
+  static __m256i high_half(F v) {
     const __m256i b = _mm256_castps_si256(v);
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(b, 16), _mm256_set1_epi32(1));
     __m256i r = _mm256_add_epi32(b, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
     r = _mm256_srli_epi32(r, 16);
     const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
-    r = _mm256_blendv_epi8(r, _mm256_set1_epi32(0x7fc0), nan);
-    return _mm_packus_epi32(_mm256_castsi256_si128(r), _mm256_extracti128_si256(r, 1));
+    return _mm256_blendv_epi8(r, _mm256_set1_epi32(0x7fc0), nan);
   }
   static F pow2(__m256i e) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(e, _mm256_set1_epi32(127)), 23));

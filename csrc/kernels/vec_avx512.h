@@ -38,6 +38,7 @@ struct VecAvx512 {
   static void store_bf16_n(uint16_t* p, F v, int n) {
     _mm256_mask_storeu_epi16(p, first(n), narrow(v));
   }
+  static F round_bf16(F v) { return _mm512_castsi512_ps(_mm512_slli_epi32(high_half(v), 16)); }
 
   static F add(F a, F b) { return _mm512_add_ps(a, b); }
   static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
@@ -76,13 +77,15 @@ struct VecAvx512 {
   static F widen(__m256i b) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(b), 16));
   }
-  static __m256i narrow(F v) {
+  static __m256i narrow(F v) { return _mm512_cvtepi32_epi16(high_half(v)); }
+  // The bf16 nearest to v in the low half of every lane.
+  static __m512i high_half(F v) {
     const __m512i b = _mm512_castps_si512(v);
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(b, 16), _mm512_set1_epi32(1));
     __m512i r = _mm512_add_epi32(b, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
     r = _mm512_srli_epi32(r, 16);
-    r = _mm512_mask_mov_epi32(r, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), _mm512_set1_epi32(0x7fc0));
-    return _mm512_cvtepi32_epi16(r);
+    return _mm512_mask_mov_epi32(r, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q),
+                                 _mm512_set1_epi32(0x7fc0));
   }
 };
 

@@ -55,11 +55,14 @@ inline typename V::F neg(typename V::F x) {
   return V::sub(V::zero(), x);
 }
 
-// 1 / (1 + exp(-x)), in (0, 1] for finite x.
+// 1 / (1 + exp(-x)) for x >= 0, exp(x) / (1 + exp(x)) below: the exponential never exceeds 1, and
+// the result is exactly 0 from -104 down, so that x sigmoid(x) vanishes for huge negative x.
 template <class V>
 inline typename V::F sigmoid_of(typename V::F x) {
-  const typename V::F one = V::set1(1.0f);
-  return V::div(one, V::add(one, V::exp(neg<V>(x))));
+  using F = typename V::F;
+  const F one = V::set1(1.0f);
+  const F e = V::exp(neg<V>(V::abs(x)));
+  return V::div(V::select_gt(V::zero(), x, e, one), V::add(one, e));
 }
 
 template <class V>

@@ -28,6 +28,11 @@ struct VecScalar {
     const uint32_t b = bits(v);
     *p = v != v ? uint16_t{0x7fc0} : static_cast<uint16_t>((b + 0x7fffu + ((b >> 16) & 1u)) >> 16);
   }
+  static F round_bf16(F v) {
+    uint16_t b;
+    store_bf16(&b, v);
+    return load_bf16(&b);
+  }
   static void store_bf16_n(uint16_t* p, F v, int n) {
     if (n > 0) store_bf16(p, v);
   }
