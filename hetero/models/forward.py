@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from hetero.kernels.ops import AttentionBatch, KVLayer
+    from hetero.kernels.batch import AttentionBatch, KVLayer
 
 packed: ContextVar[bool] = ContextVar("hetero_packed", default=False)
-"""True while `forward_hidden` runs, so that attention can tell a lost `hetero_batch` from an ordinary call."""
+"""True while `forward_hidden` runs, so that attention can tell a lost `hetero_batch` from an ordinary
+call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +29,8 @@ class ForwardBatch:
         token_ids: [T] int64, the tokens of all segments, packed on one axis without padding.
         positions: [T] int64, position of each token in its own sequence.
         attention: which rows each token may look at (see `AttentionBatch`).
-        kv: one paged layer per attention layer (the engine), or None: keys and values come from this batch alone
-            (training and scoring), and the forward is differentiable.
+        kv: one paged layer per attention layer (the engine), or None: keys and values come from this batch
+            alone (training and scoring), and the forward is differentiable.
     """
 
     token_ids: Tensor
@@ -68,7 +69,8 @@ def forward_hidden(model: PreTrainedModel, batch: ForwardBatch) -> Tensor:
     hidden = output.last_hidden_state
     if hidden.shape[:2] != (1, batch.num_tokens):
         raise ModelError(
-            f"{type(decoder).__name__} returned hidden states {tuple(hidden.shape)} for {batch.num_tokens} packed "
+            f"{type(decoder).__name__} returned hidden states {tuple(hidden.shape)} for {batch.num_tokens} "
+            "packed "
             "tokens; it reorders or drops tokens, which hetero cannot follow"
         )
     return hidden[0]

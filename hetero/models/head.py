@@ -48,7 +48,8 @@ class LmHead:
         return out if self.softcap is None else torch.tanh(out / self.softcap) * self.softcap
 
     def logprobs(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """hidden [T, H], targets [T] int64 -> (log-probabilities [T] fp32, differentiable; entropy [T] fp32, no grad)."""
+        """hidden [T, H], targets [T] int64 -> (log-probabilities [T] fp32, differentiable; entropy [T] fp32,
+        no grad)."""
         if isinstance(self.weight, PackedWeight):
             return ops.token_logprobs(
                 hidden,
@@ -61,3 +62,17 @@ class LmHead:
                 lora=self.lora,
             )
         return token_logprobs(hidden, self.logits, targets, temperature)
+
+
+def head(model: PreTrainedModel) -> LmHead:
+    """The head of `model`, sharing its weight. Raises ModelError when there is none or it computes an
+    unknown formula."""
+    shape = head_shape(model)
+    module = model.get_output_embeddings()
+    if isinstance(module, HeteroLinear) and module.packed is not None:
+        return LmHead(module.packed, module.bias, shape.logit_scale, shape.softcap, module.lora)
+    if isinstance(module, torch.nn.Linear):
+        return LmHead(module.weight, module.bias, shape.logit_scale, shape.softcap)
+    raise ModelError(
+        f"the head of {type(model).__name__} is a {type(module).__name__}; hetero needs a linear layer"
+    )

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from hetero.errors import CapacityError
-from hetero.kernels.cpu import KV_BLOCK
-from hetero.kernels.ops import KVLayer
+from hetero.kernels.batch import KV_BLOCK, KVLayer
 from hetero.models.probe import attention_calls
 
 if TYPE_CHECKING:
@@ -36,11 +35,13 @@ class KVSpec:
 def kv_spec(model: PreTrainedModel) -> list[KVSpec]:
     """One `KVSpec` per attention layer, in layer order, as the model itself calls attention.
 
-    Found by running two tokens once and remembered on the model, so that any architecture tells the truth (MLA expands
-    its latent into heads, hybrid models mix windows). Raises ModelError for layers that do not attend.
+    Found by running two tokens once and remembered on the model, so that any architecture tells the truth
+    (MLA expands its latent into heads, hybrid models mix windows). Raises ModelError for layers that do not
+    attend.
     """
     return [
-        KVSpec(call.num_kv_heads, call.head_dim, call.v_head_dim, call.window) for call in attention_calls(model)
+        KVSpec(call.num_kv_heads, call.head_dim, call.v_head_dim, call.window)
+        for call in attention_calls(model)
     ]
 
 
@@ -62,7 +63,9 @@ class KVPool:
 
     def __init__(self, model: PreTrainedModel, num_blocks: int) -> None:
         if num_blocks < 1:
-            raise CapacityError(f"a KV pool needs at least one block, got {num_blocks}; give the engine more kv_memory")
+            raise CapacityError(
+                f"a KV pool needs at least one block, got {num_blocks}; give the engine more kv_memory"
+            )
         self.num_blocks = num_blocks
         self.layers = [_layer(spec, num_blocks, model.device) for spec in kv_spec(model)]
         self.bytes_per_block = sum(layer.k[0].nbytes + layer.v[0].nbytes for layer in self.layers)
@@ -92,5 +95,7 @@ def _block_elements(spec: KVSpec) -> int:
 def _layer(spec: KVSpec, num_blocks: int, device: torch.device) -> KVLayer:
     d, dv = _round_up(spec.head_dim, 32), _round_up(spec.v_head_dim, 32)
     k = torch.zeros(num_blocks, spec.num_kv_heads, d // 2, KV_BLOCK, 2, dtype=torch.bfloat16, device=device)
-    v = torch.zeros(num_blocks, spec.num_kv_heads, dv // 32, KV_BLOCK // 2, 32, 2, dtype=torch.bfloat16, device=device)
+    v = torch.zeros(
+        num_blocks, spec.num_kv_heads, dv // 32, KV_BLOCK // 2, 32, 2, dtype=torch.bfloat16, device=device
+    )
     return KVLayer(k=k, v=v)

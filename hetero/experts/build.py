@@ -1,0 +1,133 @@
+"""Turns a checkpoint's expert tensors, whole or expert by expert, into an `ExpertStore` without a second
+copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hetero.errors import ModelError, ShapeError
+from hetero.experts.store import ExpertStore, PackedStack
+
+PARTS = {"gate_up_proj": "gate_up", "down_proj": "down"}
+"""Names of the fused weight tensors in Transformers, and ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLayout:
+    """How a checkpoint lays out the experts of one layer, and how they gate.
+
+    Attributes:
+        num_experts, hidden_size, intermediate_size: E, H, I.
+        transposed: weights are [E, in, out] instead of [E, out, in].
+        interleaved: gate and up rows alternate (g0, u0, g1, ...) instead of following each other.
+        has_bias: `gate_up_proj_bias` [E, 2I] and `down_proj_bias` [E, H] come with the weights.
+        activation: kind of gated activation (see `hetero.kernels.ops.gated_activation`).
+        limit, alpha: its clamp and slope, where the kind has them.
+    """
+
+    num_experts: int
+    hidden_size: int
+    intermediate_size: int
+    transposed: bool = False
+    interleaved: bool = False
+    has_bias: bool = False
+    activation: str = "silu"
+    limit: float | None = None
+    alpha: float | None = None
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of the checkpoint tensor called `name`."""
+        e, h, i = self.num_experts, self.hidden_size, self.intermediate_size
+        full = {
+            "gate_up_proj": (e, h, 2 * i) if self.transposed else (e, 2 * i, h),
+            "down_proj": (e, i, h) if self.transposed else (e, h, i),
+            "gate_up_proj_bias": (e, 2 * i),
+            "down_proj_bias": (e, h),
+        }
+        if name not in full:
+            raise ModelError(f"experts tensor {name!r} is not one hetero knows: {', '.join(full)}")
+        return full[name]
+
+    def unpack(self, store: ExpertStore) -> dict[str, Tensor]:
+        """The checkpoint tensors that `store` was built from, bf16 weights and fp32 biases, by name."""
+        gate_up, down = store.dequantize()
+        tensors = {"gate_up_proj": gate_up, "down_proj": down}
+        if store.gate_up_bias is not None and store.down_bias is not None:
+            tensors |= {"gate_up_proj_bias": store.gate_up_bias, "down_proj_bias": store.down_bias}
+        if self.interleaved:
+            for name in ("gate_up_proj", "gate_up_proj_bias"):
+                if name in tensors:
+                    tensors[name] = tensors[name].unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+        if self.transposed:
+            tensors |= {name: tensors[name].mT.contiguous() for name in PARTS}
+        return tensors
+
+
+class StoreBuilder:
+    """Packs tensors of one layer's experts as they arrive; holds at most one unpacked expert of its own."""
+
+    def __init__(self, layout: ExpertLayout, format: str = "bf16", group_size: int | None = None) -> None:
+        e, h, i = layout.num_experts, layout.hidden_size, layout.intermediate_size
+        self.layout = layout
+        self.stacks = {
+            "gate_up": PackedStack(e, 2 * i, h, format, group_size),
+            "down": PackedStack(e, h, i, format, group_size),
+        }
+        self.biases: dict[str, Tensor] = {}
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Take a whole tensor in the checkpoint's layout, by its Transformers name. Raises ShapeError."""
+        if tuple(tensor.shape) != self.layout.shape(name):
+            raise ShapeError(f"{name} has shape {tuple(tensor.shape)}, expected {self.layout.shape(name)}")
+        if name.endswith("_bias"):
+            fixed = _deinterleave(tensor.mT).mT if self._alternates(name) else tensor
+            self.biases[name] = fixed.to("cpu", torch.float32).contiguous()
+            return
+        for e, weight in enumerate(tensor):
+            self.add_expert(name, e, weight)
+
+    def add_expert(self, name: str, index: int, weight: Tensor) -> None:
+        """Take the weight of one expert, a slice of what `add` takes."""
+        if tuple(weight.shape) != self.layout.shape(name)[1:]:
+            want = self.layout.shape(name)[1:]
+            raise ShapeError(f"{name} of expert {index} has shape {tuple(weight.shape)}, expected {want}")
+        if self.layout.transposed:
+            weight = weight.mT
+        if self._alternates(name):
+            weight = _deinterleave(weight)
+        self.stacks[PARTS[name]].put(index, weight)
+
+    def finish(self) -> ExpertStore:
+        """The store. Raises ModelError when tensors are missing."""
+        missing = list(self._missing())
+        if missing:
+            raise ModelError(f"the checkpoint lacks expert tensors: {', '.join(missing)}")
+        return ExpertStore(
+            self.stacks["gate_up"].packed,
+            self.stacks["down"].packed,
+            activation=self.layout.activation,
+            limit=self.layout.limit,
+            alpha=self.layout.alpha,
+            gate_up_bias=self.biases.get("gate_up_proj_bias"),
+            down_bias=self.biases.get("down_proj_bias"),
+        )
+
+    def _alternates(self, name: str) -> bool:
+        return self.layout.interleaved and name.startswith("gate_up")
+
+    def _missing(self) -> Iterator[str]:
+        for name, part in PARTS.items():
+            gaps = self.stacks[part].missing()
+            if gaps:
+                yield f"{name} (experts {', '.join(map(str, gaps[:8]))}{', ...' if len(gaps) > 8 else ''})"
+            if self.layout.has_bias and f"{name}_bias" not in self.biases:
+                yield f"{name}_bias"
+
+
+def _deinterleave(weight: Tensor) -> Tensor:
+    """Rows g0, u0, g1, u1, ... -> g0, g1, ..., u0, u1, ... [2I, ...]."""
+    return torch.cat([weight[0::2], weight[1::2]])

@@ -1,0 +1,163 @@
+"""The routed experts of one layer, packed once in RAM."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hetero.errors import ShapeError
+from hetero.formats import FORMATS
+from hetero.kernels import ops
+from hetero.kernels.cpu import PackedWeight
+
+
+class PackedStack:
+    """A `PackedWeight` of E matrices [N, K] that is filled one matrix at a time.
+
+    Raises: ShapeError for an unknown format or a matrix of another shape.
+    """
+
+    def __init__(self, e: int, n: int, k: int, format: str = "bf16", group_size: int | None = None) -> None:
+        if format not in FORMATS:
+            raise ShapeError(f"{format!r} is not a weight format; hetero has {', '.join(FORMATS)}")
+        if group_size is not None and not FORMATS[format].group_size:
+            raise ShapeError(
+                f"format {format!r} has no scales, so group_size={group_size} means nothing; drop it"
+            )
+        self._shape = (e, n, k)
+        self._packed: PackedWeight | None = None
+        self._filled = [False] * e
+
+    @property
+    def packed(self) -> PackedWeight:
+        """The stack, allocated when it is first needed: a model that loads layer by layer grows layer by
+        layer."""
+        if self._packed is None:
+            self._packed = PackedWeight.empty(*self._shape)
+        return self._packed
+
+    def put(self, index: int, weight: Tensor) -> None:
+        """Pack `weight` [N, K] (any float dtype, any device) as matrix `index`."""
+        self.packed.put(index, weight.to("cpu", torch.bfloat16).contiguous())
+        self._filled[index] = True
+
+    def missing(self) -> list[int]:
+        """Matrices that have not come yet."""
+        return [i for i, filled in enumerate(self._filled) if not filled]
+
+
+class ExpertStore:
+    """Gate, up and down projections of every expert of one layer, in the kernels' packing.
+
+    Attributes:
+        gate_up: [E, 2I, H], gate rows before up rows.
+        down: [E, H, I].
+        gate_up_bias, down_bias: fp32 [E, 2I] and [E, H], or None.
+        activation, limit, alpha: how gate and up combine (see `hetero.kernels.ops.gated_activation`).
+    """
+
+    def __init__(
+        self,
+        gate_up: PackedWeight,
+        down: PackedWeight,
+        *,
+        activation: str = "silu",
+        gate_up_bias: Tensor | None = None,
+        down_bias: Tensor | None = None,
+        limit: float | None = None,
+        alpha: float | None = None,
+    ) -> None:
+        if (gate_up.e, gate_up.n, gate_up.k) != (down.e, 2 * down.k, down.n):
+            raise ShapeError(
+                f"gate_up is [{gate_up.e}, {gate_up.n}, {gate_up.k}] and down [{down.e}, {down.n}, "
+                f"{down.k}]; expected "
+                "[E, 2I, H] and [E, H, I]"
+            )
+        self.gate_up = gate_up
+        self.down = down
+        self.activation = activation
+        self.gate_up_bias = _bias("gate_up_bias", gate_up_bias, gate_up)
+        self.down_bias = _bias("down_bias", down_bias, down)
+        self.limit = limit
+        self.alpha = alpha
+        self.format = "bf16"
+
+    @classmethod
+    def from_tensors(
+        cls,
+        gate_up: Tensor,
+        down: Tensor,
+        format: str = "bf16",
+        *,
+        group_size: int | None = None,
+        activation: str = "silu",
+        gate_up_bias: Tensor | None = None,
+        down_bias: Tensor | None = None,
+        limit: float | None = None,
+        alpha: float | None = None,
+    ) -> ExpertStore:
+        """Pack gate_up [E, 2I, H] (gate rows first) and down [E, H, I]; bf16 or fp32, left untouched.
+
+        Raises: ShapeError.
+        """
+        if gate_up.ndim != 3 or down.ndim != 3:
+            raise ShapeError(
+                f"expected [E, 2I, H] and [E, H, I], got {tuple(gate_up.shape)}, {tuple(down.shape)}"
+            )
+        packed = []
+        for stack in (gate_up, down):
+            e, n, k = stack.shape
+            target = PackedStack(e, n, k, format, group_size)
+            for index, weight in enumerate(stack):
+                target.put(index, weight)
+            packed.append(target.packed)
+        return cls(
+            *packed,
+            activation=activation,
+            gate_up_bias=gate_up_bias,
+            down_bias=down_bias,
+            limit=limit,
+            alpha=alpha,
+        )
+
+    @property
+    def num_experts(self) -> int:
+        return self.gate_up.e
+
+    @property
+    def hidden_size(self) -> int:
+        return self.gate_up.k
+
+    @property
+    def intermediate_size(self) -> int:
+        return self.down.k
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the store keeps in RAM, padding and biases included."""
+        biases = (self.gate_up_bias, self.down_bias)
+        return self.gate_up.nbytes + self.down.nbytes + sum(b.nbytes for b in biases if b is not None)
+
+    @torch.no_grad()
+    def forward(self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
+        """x [T, H], expert_ids [T, K] int64 (-1: no expert), expert_weights [T, K] -> [T, H], without
+        autograd."""
+        return ops.experts(self, x, expert_ids, expert_weights)
+
+    def dequantize(self) -> tuple[Tensor, Tensor]:
+        """(gate_up [E, 2I, H], down [E, H, I]) in bf16, as they are computed with."""
+        return self.gate_up.unpack(), self.down.unpack()
+
+    def __repr__(self) -> str:
+        return (
+            f"ExpertStore(experts={self.num_experts}, hidden={self.hidden_size}, "
+            f"intermediate={self.intermediate_size}, format={self.format}, {self.nbytes / 2**20:.1f} MiB)"
+        )
+
+
+def _bias(name: str, bias: Tensor | None, weight: PackedWeight) -> Tensor | None:
+    if bias is None:
+        return None
+    if tuple(bias.shape) != (weight.e, weight.n):
+        raise ShapeError(f"{name} has shape {tuple(bias.shape)}, expected {(weight.e, weight.n)}")
+    return bias.to("cpu", torch.float32).contiguous()

@@ -1,0 +1,129 @@
+"""`load_model`: a Transformers model with its experts in RAM and its dense parts exact (CPU) or on a GPU."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from hetero.errors import ModelError, UnavailableError
+from hetero.models.attention import TORCH_METHOD
+from hetero.models.config import METHOD, HeteroConfig
+from hetero.models.head import head
+from hetero.models.probe import attention_calls
+from hetero.models.replace import Placement, make_exact, replace_rotary
+
+
+def load_model(
+    path_or_id: str | Path,
+    *,
+    experts: str = "bf16",
+    dense: str = "bf16",
+    device: str = "auto",
+    dtype: torch.dtype = torch.bfloat16,
+    **hf_kwargs: Any,
+) -> PreTrainedModel:
+    """Load a causal language model of Transformers, ready for `Engine` and `Trainer`.
+
+    Args:
+        path_or_id: checkpoint directory or Hub id.
+        experts: weight format of the routed experts.
+        dense: weight format of the other linears on a CPU; "torch" leaves them, and attention, to PyTorch.
+        device: "cpu", "cuda", "cuda:1", or "auto": CUDA when there is one.
+        dtype: dtype of activations and of what stays unpacked.
+        hf_kwargs: passed to `AutoModelForCausalLM.from_pretrained` (revision, token, trust_remote_code, ...).
+
+    Returns: the Transformers model in eval mode, its base frozen. `model.hetero` is its `Placement`; what
+        could not be made independent of the batch is listed in `model.hetero.inexact` and warned about.
+    Raises: ModelError when the model cannot be expressed, UnavailableError without the asked device.
+    """
+    where = pick_device(device)
+    on_cpu = where.type == "cpu"
+    exact = on_cpu and dense != "torch"
+    config = AutoConfig.from_pretrained(path_or_id, **_config_kwargs(hf_kwargs))
+    disable_dropout(config)
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        path_or_id,
+        config=config,
+        dtype=dtype,
+        attn_implementation=METHOD if exact else TORCH_METHOD,
+        quantization_config=_packing(config, experts, dense if exact else None),
+        **hf_kwargs,
+    )
+    check_attention(model)
+    model.requires_grad_(False)
+    model.eval()
+    if not on_cpu:
+        torch.nn.Module.to(model, where)
+    placement = Placement(str(where), experts, dense if exact else "torch")
+    model.hetero = placement  # type: ignore[assignment]
+    if exact:
+        placement.inexact = make_exact(model)
+        if placement.inexact:
+            warnings.warn(
+                f"{type(model).__name__} keeps parts in PyTorch whose results may depend on the batch: "
+                f"{'; '.join(placement.inexact)}. Rollout and training log-probabilities may differ in the "
+                "last bits.",
+                stacklevel=2,
+            )
+    else:
+        replace_rotary(model)
+    attention_calls(model)
+    head(model)
+    return model
+
+
+def pick_device(device: str) -> torch.device:
+    """The device that `device` names. Raises UnavailableError when it is not there."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    where = torch.device(device)
+    if where.type == "cuda" and not torch.cuda.is_available():
+        raise UnavailableError(
+            f"device={device!r} was asked for, but PyTorch sees no CUDA device; use device='cpu'"
+        )
+    if where.type not in ("cpu", "cuda"):
+        raise UnavailableError(f"device={device!r} is not supported; use 'cpu' or 'cuda'")
+    return where
+
+
+def check_attention(model: PreTrainedModel) -> None:
+    """Raise ModelError for a model whose attention is more than what it passes to the attention interface."""
+    if not model._supports_flash_attn:
+        raise ModelError(
+            f"{type(model).__name__} attends in a way of its own (it supports no flash attention either), "
+            "which hetero "
+            "cannot reproduce; from_pretrained(..., quantization_config=HeteroConfig()) packs just its "
+            "experts"
+        )
+
+
+def disable_dropout(config: Any) -> None:
+    """Set every dropout and router noise of `config` to 0: hetero's forward is deterministic. Warns when one
+    was not 0."""
+    for part in {id(c): c for c in (config, config.get_text_config(decoder=True))}.values():
+        for name, value in vars(part).items():
+            random = "dropout" in name or name.endswith("_pdrop") or name == "router_jitter_noise"
+            if random and isinstance(value, (int, float)) and value:
+                setattr(part, name, 0.0)
+                warnings.warn(f"{name}={value} was set to 0: hetero trains without it", stacklevel=3)
+
+
+def _config_kwargs(hf_kwargs: dict[str, Any]) -> dict[str, Any]:
+    names = ("revision", "token", "cache_dir", "trust_remote_code", "local_files_only", "subfolder")
+    return {name: hf_kwargs[name] for name in names if name in hf_kwargs}
+
+
+def _packing(config: Any, experts: str, dense: str | None) -> HeteroConfig | None:
+    """What to pack, or None when there is nothing: a dense model left to PyTorch."""
+    saved = getattr(config, "quantization_config", None)
+    if saved is not None and not isinstance(saved, HeteroConfig) and saved.get("quant_method") != METHOD:
+        raise ModelError(
+            f"the checkpoint is quantized with {saved.get('quant_method')!r}; hetero packs unquantized "
+            "checkpoints. "
+            "Dequantize it with Transformers first (dequantize=True in its quantization config) and save it"
+        )
+    return HeteroConfig(experts=experts, dense=dense)
