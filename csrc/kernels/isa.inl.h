@@ -15,6 +15,7 @@ using Vec = HETERO_VEC;
 #include "kernels/gemm.inl.h"
 #include "kernels/pack.inl.h"
 #include "kernels/rows.inl.h"
+#include "kernels/tiles.inl.h"
 
 #define HETERO_JOIN_(a, b) a##b
 #define HETERO_JOIN(a, b) HETERO_JOIN_(a, b)

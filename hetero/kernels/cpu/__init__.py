@@ -3,5 +3,22 @@
 from __future__ import annotations
 
 from hetero.kernels.cpu.context import Context, context, isa, isas, kernels, using
+from hetero.kernels.cpu.linear import LinearGrads, PackedLora, linear, linear_backward
+from hetero.kernels.cpu.packed import PANEL, PackedWeight, pack, padded
 
-__all__ = ["Context", "context", "isa", "isas", "kernels", "using"]
+__all__ = [
+    "PANEL",
+    "Context",
+    "LinearGrads",
+    "PackedLora",
+    "PackedWeight",
+    "context",
+    "isa",
+    "isas",
+    "kernels",
+    "linear",
+    "linear_backward",
+    "pack",
+    "padded",
+    "using",
+]

@@ -1,0 +1,139 @@
+#include <nanobind/stl/optional.h>
+
+#include <optional>
+
+#include "base/check.h"
+#include "bindings/array.h"
+#include "bindings/bind.h"
+#include "formats/bf16.h"
+#include "ops/linear.h"
+
+namespace hetero {
+namespace {
+
+using Flat = Array<const uint16_t, 1>;  // a packed weight
+
+// (packed data, n, k) from Python.
+Matrix matrix_of(const Flat& data, int n, int k) {
+  const Matrix matrix{data.data(), n, k};
+  HETERO_CHECK(n > 0 && k > 0 && static_cast<size_t>(data.size()) == matrix.size(),
+               "packed weight of ", data.size(), " values is not a packed [", n, ", ", k, "]");
+  return matrix;
+}
+
+template <class T>
+constexpr Dtype dtype_of() {
+  return std::is_same_v<T, float> ? Dtype::kF32 : Dtype::kBf16;
+}
+
+// Packs [e, n, k] row major; one task per panel.
+template <class T>
+void pack(Context& context, Array<const T, 3> weight, Array<uint16_t, 1> packed) {
+  const auto e = weight.shape(0);
+  const int n = static_cast<int>(weight.shape(1)), k = static_cast<int>(weight.shape(2));
+  const Matrix matrix{packed.data(), n, k};
+  HETERO_CHECK(static_cast<size_t>(packed.size()) == e * matrix.size(), "packed size is ",
+               packed.size());
+  const int panels = matrix.n_pad() / kPanel;
+  nb::gil_scoped_release release;
+  context.parallel(e * panels, [&](int64_t task, int) {
+    bf16::pack_panel(weight.data() + task / panels * n * k, n, k,
+                     static_cast<int>(task % panels) * kPanel,
+                     packed.data() + task * matrix.k_pad() * kPanel);
+  });
+}
+
+void unpack(Context& context, Array<const uint16_t, 1> packed, Array<uint16_t, 3> weight) {
+  const auto e = weight.shape(0);
+  const int n = static_cast<int>(weight.shape(1)), k = static_cast<int>(weight.shape(2));
+  const Matrix matrix{packed.data(), n, k};
+  HETERO_CHECK(static_cast<size_t>(packed.size()) == e * matrix.size(), "packed size is ",
+               packed.size());
+  const int panels = matrix.n_pad() / kPanel;
+  nb::gil_scoped_release release;
+  context.parallel(e * panels, [&](int64_t task, int) {
+    bf16::unpack_panel(packed.data() + task * matrix.k_pad() * kPanel, n, k,
+                       static_cast<int>(task % panels) * kPanel,
+                       weight.data() + task / panels * n * k);
+  });
+}
+
+struct LoraArgs {
+  std::optional<LowRank> value;
+
+  LoraArgs(const std::optional<Flat>& a, const std::optional<Flat>& b,
+           const std::optional<Array<uint16_t, 2>>& xa, int rank, float scale, int n, int k,
+           int64_t num_rows) {
+    if (!a) return;
+    HETERO_CHECK(b && xa, "LoRA needs a, b and xa");
+    value = LowRank{matrix_of(*a, rank, k), matrix_of(*b, n, rank), scale, xa->data()};
+    HETERO_CHECK(xa->shape(0) == num_rows && xa->shape(1) == value->a.n_pad(),
+                 "xa has the wrong shape");
+  }
+  const LowRank* get() const { return value ? &*value : nullptr; }
+};
+
+template <class T>
+void bind_forward(nb::module_& module) {
+  module.def(
+      "linear",
+      [](Context& context, Array<const uint16_t, 2> x, Flat weight,
+         std::optional<Array<const float, 1>> bias, std::optional<Flat> lora_a,
+         std::optional<Flat> lora_b, std::optional<Array<uint16_t, 2>> xa, int rank, float scale,
+         Array<T, 2> out) {
+        const int n = static_cast<int>(out.shape(1)), k = static_cast<int>(x.shape(1));
+        const LoraArgs lora(lora_a, lora_b, xa, rank, scale, n, k, x.shape(0));
+        HETERO_CHECK(x.shape(0) == out.shape(0), "x and out differ in rows");
+        HETERO_CHECK(!bias || bias->shape(0) == n, "bias has the wrong size");
+        Linear args{x.data(),
+                    x.shape(0),
+                    matrix_of(weight, n, k),
+                    bias ? bias->data() : nullptr,
+                    lora.get(),
+                    out.data(),
+                    dtype_of<T>()};
+        nb::gil_scoped_release release;
+        linear(context, args);
+      },
+      nb::arg("context"), nb::arg("x"), nb::arg("weight"), nb::arg("bias").none(),
+      nb::arg("lora_a").none(), nb::arg("lora_b").none(), nb::arg("xa").none(), nb::arg("rank"),
+      nb::arg("scale"), nb::arg("out"));
+}
+
+void backward(Context& context, Array<const uint16_t, 2> dout, Flat weight,
+              Array<const uint16_t, 2> x, std::optional<Flat> lora_a, std::optional<Flat> lora_b,
+              std::optional<Array<uint16_t, 2>> xa, int rank, float scale,
+              std::optional<Array<uint16_t, 2>> dx, std::optional<Array<float, 2>> da,
+              std::optional<Array<float, 2>> db) {
+  const int n = static_cast<int>(dout.shape(1)), k = static_cast<int>(x.shape(1));
+  const int64_t rows = dout.shape(0);
+  const LoraArgs lora(lora_a, lora_b, xa, rank, scale, n, k, rows);
+  LinearBackward args{dout.data(), rows, matrix_of(weight, n, k), lora.get(), x.data()};
+  HETERO_CHECK(!lora.get() || x.shape(0) == rows, "x and dout differ in rows");
+  HETERO_CHECK(!dx || (dx->shape(0) == rows && dx->shape(1) == k), "dx has the wrong shape");
+  HETERO_CHECK(!da || (lora.get() && da->shape(0) == rank && da->shape(1) == k),
+               "da has the wrong shape");
+  HETERO_CHECK(!db || (lora.get() && db->shape(0) == n && db->shape(1) == rank),
+               "db has the wrong shape");
+  args.dx = dx ? dx->data() : nullptr;
+  args.da = da ? da->data() : nullptr;
+  args.db = db ? db->data() : nullptr;
+  nb::gil_scoped_release release;
+  linear_backward(context, args);
+}
+
+}  // namespace
+
+void bind_linear(nb::module_& module) {
+  module.def("pack", &pack<uint16_t>, nb::arg("context"), nb::arg("weight"), nb::arg("packed"));
+  module.def("pack", &pack<float>, nb::arg("context"), nb::arg("weight"), nb::arg("packed"));
+  module.def("unpack", &unpack, nb::arg("context"), nb::arg("packed"), nb::arg("weight"));
+  bind_forward<uint16_t>(module);
+  bind_forward<float>(module);
+  module.def("linear_backward", &backward, nb::arg("context"), nb::arg("dout"), nb::arg("weight"),
+             nb::arg("x"), nb::arg("lora_a").none(), nb::arg("lora_b").none(), nb::arg("xa").none(),
+             nb::arg("rank"), nb::arg("scale"), nb::arg("dx").none(), nb::arg("da").none(),
+             nb::arg("db").none());
+}
+
+}  // namespace hetero

@@ -1,0 +1,135 @@
+#include "ops/linear.h"
+
+#include <algorithm>
+
+#include "base/dtype.h"
+#include "ops/outer.h"
+
+namespace hetero {
+namespace {
+
+size_t dtype_bytes(Dtype dtype) { return dtype == Dtype::kBf16 ? 2 : 4; }
+
+// The rows in blocks that fit the cache, each times `main` (+ scale * `extra`), into out [T,
+// width].
+struct Job {
+  Operand main, extra;
+  float scale = 1.0f;
+  int64_t num_rows = 0;
+  Direction direction = Direction::kForward;
+  const float* bias = nullptr;
+  void* out = nullptr;
+  int64_t ld = 0;  // elements from one row of `out` to the next
+  int width = 0;   // columns written
+  Dtype dtype = Dtype::kBf16;
+};
+
+// bias [n] followed by zeros up to a multiple of 32, so that whole tiles can be added.
+const float* padded_bias(Op& op, const float* bias, int n) {
+  if (bias == nullptr || n % kPanel == 0) return bias;
+  auto* padded = op.take<float>(round_up(n, kPanel));
+  std::fill(std::copy(bias, bias + n, padded), padded + round_up(n, kPanel), 0.0f);
+  return padded;
+}
+
+void run(Context& context, const Job& job) {
+  const KernelSet& kernels = context.kernels();
+  Op op(context);
+  const Matrix& matrix = job.main.matrix;
+  const int depth = job.direction == Direction::kForward ? matrix.k_pad() : matrix.n_pad();
+  const int64_t most = max_rows(context, depth);
+  const int64_t blocks = (job.num_rows + most - 1) / most;
+  auto* products = op.take<Product>(blocks);
+  for (int64_t i = 0; i < blocks; ++i) {
+    const int64_t first = job.num_rows * i / blocks, last = job.num_rows * (i + 1) / blocks;
+    Product& product = *new (&products[i]) Product;
+    product.num_rows = static_cast<int>(last - first);
+    product.first = static_cast<int>(first);
+    product.main = {job.main.rows + first, matrix};
+    if (job.extra.matrix.data != nullptr)
+      product.extra[0] = {job.extra.rows + first, job.extra.matrix};
+    product.scale = job.scale;
+  }
+  const float* bias = padded_bias(op, job.bias, job.width);
+  const auto store = [&](const Product& product, int tile, float* c) {
+    const int column = tile * kPanel;
+    if (bias != nullptr) kernels.add_bias(c, product.num_rows, bias + column);
+    auto* out = static_cast<std::byte*>(job.out) +
+                dtype_bytes(job.dtype) * (product.first * job.ld + column);
+    kernels.store_tile(c, product.num_rows, std::min(kPanel, job.width - column), out, job.ld,
+                       job.dtype);
+  };
+  multiply(context, {products, static_cast<size_t>(blocks)}, job.direction, 1, store);
+}
+
+}  // namespace
+
+const uint16_t** row_pointers(Op& op, const uint16_t* first, int64_t count, int64_t stride) {
+  auto** rows = op.take<const uint16_t*>(count);
+  for (int64_t i = 0; i < count; ++i) rows[i] = first + i * stride;
+  return rows;
+}
+
+void linear(Context& context, const Linear& args) {
+  Op op(context);
+  Job job;
+  job.main = {row_pointers(op, args.x, args.num_rows, args.weight.k), args.weight};
+  job.num_rows = args.num_rows;
+  if (args.lora != nullptr) {
+    const LowRank& lora = *args.lora;
+    Job inner = job;
+    inner.main.matrix = lora.a;
+    inner.out = lora.xa;
+    inner.ld = inner.width = lora.a.n_pad();
+    run(context, inner);
+    job.extra = {row_pointers(op, lora.xa, args.num_rows, lora.a.n_pad()), lora.b};
+    job.scale = lora.scale;
+  }
+  job.bias = args.bias;
+  job.out = args.out;
+  job.ld = job.width = args.weight.n;
+  job.dtype = args.out_dtype;
+  run(context, job);
+}
+
+void linear_backward(Context& context, const LinearBackward& args) {
+  Op op(context);
+  Job job;
+  job.direction = Direction::kTransposed;
+  job.main = {row_pointers(op, args.dout, args.num_rows, args.weight.n), args.weight};
+  job.num_rows = args.num_rows;
+  const uint16_t** dxa_rows = nullptr;
+  if (args.lora != nullptr) {
+    const LowRank& lora = *args.lora;
+    const int rank_pad = lora.a.n_pad();
+    auto* dxa = op.take<uint16_t>(args.num_rows * rank_pad);  // dout B, unscaled
+    Job inner = job;
+    inner.main.matrix = lora.b;
+    inner.out = dxa;
+    inner.ld = inner.width = rank_pad;
+    run(context, inner);
+    dxa_rows = row_pointers(op, dxa, args.num_rows, rank_pad);
+    job.extra = {dxa_rows, lora.a};
+    job.scale = lora.scale;
+  }
+  if (args.dx != nullptr) {
+    job.out = args.dx;
+    job.ld = job.width = args.weight.k;
+    job.dtype = args.dx_dtype;
+    run(context, job);
+  }
+  if (args.lora == nullptr) return;
+  const LowRank& lora = *args.lora;
+  const int rank = lora.a.n, rows = static_cast<int>(args.num_rows);
+  if (args.da != nullptr) {
+    const OuterSum sum = {dxa_rows, row_pointers(op, args.x, rows, args.weight.k), rows, args.da};
+    add_outer_sums(context, {&sum, 1}, {rank, args.weight.k, lora.scale, args.weight.k, 1});
+  }
+  if (args.db != nullptr) {
+    const OuterSum sum = {row_pointers(op, lora.xa, rows, lora.a.n_pad()), job.main.rows, rows,
+                          args.db};
+    add_outer_sums(context, {&sum, 1}, {rank, args.weight.n, lora.scale, 1, rank});
+  }
+}
+
+}  // namespace hetero

@@ -1,0 +1,45 @@
+// y = x W^T (+ bias) (+ scale (x A^T) B^T) and its gradients; W is frozen.
+#pragma once
+
+#include "ops/product.h"
+
+namespace hetero {
+
+// LoRA: a is [r, K], b is [N, r]. The rows x A^T are rounded to bf16 and kept for backward: xa [T,
+// r_pad], r_pad being r rounded up to 32.
+struct LowRank {
+  Matrix a, b;
+  float scale = 1.0f;
+  uint16_t* xa = nullptr;
+};
+
+struct Linear {
+  const uint16_t* x = nullptr;  // [T, K] bf16
+  int64_t num_rows = 0;         // T
+  Matrix weight;                // [N, K]
+  const float* bias = nullptr;  // [N] or null
+  const LowRank* lora = nullptr;
+  void* out = nullptr;  // [T, N]
+  Dtype out_dtype = Dtype::kBf16;
+};
+
+void linear(Context& context, const Linear& args);
+
+struct LinearBackward {
+  const uint16_t* dout = nullptr;  // [T, N] bf16
+  int64_t num_rows = 0;
+  Matrix weight;
+  const LowRank* lora = nullptr;  // with the xa of forward
+  const uint16_t* x = nullptr;    // [T, K], for da
+  void* dx = nullptr;             // [T, K] or null
+  Dtype dx_dtype = Dtype::kBf16;
+  float* da = nullptr;  // [r, K] or null: added to
+  float* db = nullptr;  // [N, r] or null: added to
+};
+
+void linear_backward(Context& context, const LinearBackward& args);
+
+// Pointers to `count` rows that lie `stride` elements apart, taken from the op's scratch.
+const uint16_t** row_pointers(Op& op, const uint16_t* first, int64_t count, int64_t stride);
+
+}  // namespace hetero

@@ -1,0 +1,75 @@
+// multiply(): many products of row blocks with packed matrices, tile by tile: the loop under linear
+// and the experts.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "ops/context.h"
+
+namespace hetero {
+
+// A packed weight [N, K]: panels [N/32][K/2][32][2] bf16, both padded with zeros.
+struct Matrix {
+  const uint16_t* data = nullptr;
+  int n = 0;
+  int k = 0;
+
+  int n_pad() const { return (n + kPanel - 1) / kPanel * kPanel; }
+  int k_pad() const { return (k + kPanel - 1) / kPanel * kPanel; }
+  size_t size() const { return static_cast<size_t>(n_pad()) * k_pad(); }  // elements
+  Matrix at(int64_t index) const { return {data + index * static_cast<int64_t>(size()), n, k}; }
+};
+
+// kForward: y = x W^T, tiles are 32 of N, rows have k values. kTransposed: dx = dy W, tiles are 32
+// of K, rows have n values.
+enum class Direction { kForward, kTransposed };
+
+struct Operand {
+  const uint16_t* const* rows = nullptr;  // one pointer per row, so that a gather costs nothing
+  Matrix matrix;                          // no data: the operand is absent
+};
+
+// A block of rows times one matrix. What `extra` adds is scaled: tile = rows W + scale * (extra
+// rows) (extra W), the low-rank part of LoRA. Tiles with an even index take extra[0], with an odd
+// one extra[1], when `alternate` is set; otherwise all take extra[0].
+struct Product {
+  int num_rows = 0;
+  Operand main;
+  Operand extra[2];
+  bool alternate = false;
+  float scale = 1.0f;
+  int tag = 0;    // the caller's: which matrix
+  int first = 0;  // the caller's: where its rows begin
+};
+
+// Receives the finished tiles [num_rows][32] fp32, `group` of them one after the other, of tile
+// index `tile` on. Rows run on in memory: stride 32.
+class TileRef {
+ public:
+  template <class F>
+  TileRef(F& function)  // NOLINT: implicit on purpose
+      : object_(const_cast<void*>(static_cast<const void*>(&function))),
+        call_([](void* object, const Product& product, int tile, float* c) {
+          (*static_cast<F*>(object))(product, tile, c);
+        }) {}
+  void operator()(const Product& product, int tile, float* c) const {
+    call_(object_, product, tile, c);
+  }
+
+ private:
+  void* object_;
+  void (*call_)(void*, const Product&, int, float*);
+};
+
+// The most rows of `depth` (padded) values that a product should have, so that they stay in the
+// cache.
+int max_rows(const Context& context, int depth);
+
+// Computes every tile of every product, `group` tiles at a time (their number is a multiple of it),
+// on all threads. All products have the same matrix sizes. The bits of a row depend on that row and
+// its matrix alone.
+void multiply(Context& context, std::span<const Product> products, Direction direction, int group,
+              TileRef done);
+
+}  // namespace hetero
