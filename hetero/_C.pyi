@@ -1,3 +1,5 @@
+from torch import Tensor
+
 class Context:
     def __init__(self, num_threads: int = 0, isa: str = "") -> None: ...
     @property
@@ -29,3 +31,33 @@ def gate_backward(
 def softmax(c: Context, x: int, y: int, rows: int, n: int, bf16: bool) -> None: ...
 def softmax_backward(c: Context, y: int, dy: int, dx: int, rows: int, n: int, bf16: bool) -> None: ...
 def topk(c: Context, x: int, ids: int, rows: int, n: int, k: int) -> None: ...
+
+# These take tensors themselves: contiguous, on the CPU; packed weights are flat.
+def pack(context: Context, weight: Tensor, packed: Tensor) -> None: ...
+def unpack(context: Context, packed: Tensor, weight: Tensor) -> None: ...
+def linear(
+    context: Context,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    lora_a: Tensor | None,
+    lora_b: Tensor | None,
+    xa: Tensor | None,
+    rank: int,
+    scale: float,
+    out: Tensor,
+) -> None: ...
+def linear_backward(
+    context: Context,
+    dout: Tensor,
+    weight: Tensor,
+    x: Tensor,
+    lora_a: Tensor | None,
+    lora_b: Tensor | None,
+    xa: Tensor | None,
+    rank: int,
+    scale: float,
+    dx: Tensor | None,
+    da: Tensor | None,
+    db: Tensor | None,
+) -> None: ...

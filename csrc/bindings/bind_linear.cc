@@ -1,6 +1,8 @@
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/variant.h>
 
 #include <optional>
+#include <variant>
 
 #include "base/check.h"
 #include "bindings/array.h"
@@ -19,11 +21,6 @@ Matrix matrix_of(const Flat& data, int n, int k) {
   HETERO_CHECK(n > 0 && k > 0 && static_cast<size_t>(data.size()) == matrix.size(),
                "packed weight of ", data.size(), " values is not a packed [", n, ", ", k, "]");
   return matrix;
-}
-
-template <class T>
-constexpr Dtype dtype_of() {
-  return std::is_same_v<T, float> ? Dtype::kF32 : Dtype::kBf16;
 }
 
 // Packs [e, n, k] row major; one task per panel.
@@ -73,49 +70,62 @@ struct LoraArgs {
   const LowRank* get() const { return value ? &*value : nullptr; }
 };
 
-template <class T>
-void bind_forward(nb::module_& module) {
-  module.def(
-      "linear",
-      [](Context& context, Array<const uint16_t, 2> x, Flat weight,
-         std::optional<Array<const float, 1>> bias, std::optional<Flat> lora_a,
-         std::optional<Flat> lora_b, std::optional<Array<uint16_t, 2>> xa, int rank, float scale,
-         Array<T, 2> out) {
-        const int n = static_cast<int>(out.shape(1)), k = static_cast<int>(x.shape(1));
-        const LoraArgs lora(lora_a, lora_b, xa, rank, scale, n, k, x.shape(0));
-        HETERO_CHECK(x.shape(0) == out.shape(0), "x and out differ in rows");
-        HETERO_CHECK(!bias || bias->shape(0) == n, "bias has the wrong size");
-        Linear args{x.data(),
-                    x.shape(0),
-                    matrix_of(weight, n, k),
-                    bias ? bias->data() : nullptr,
-                    lora.get(),
-                    out.data(),
-                    dtype_of<T>()};
-        nb::gil_scoped_release release;
-        linear(context, args);
-      },
-      nb::arg("context"), nb::arg("x"), nb::arg("weight"), nb::arg("bias").none(),
-      nb::arg("lora_a").none(), nb::arg("lora_b").none(), nb::arg("xa").none(), nb::arg("rank"),
-      nb::arg("scale"), nb::arg("out"));
+using Out = std::variant<Array<uint16_t, 2>, Array<float, 2>>;  // bf16 or fp32
+
+// (pointer, dtype, rows, columns)
+struct OutArgs {
+  void* data = nullptr;
+  Dtype dtype = Dtype::kBf16;
+  int64_t rows = 0, columns = 0;
+
+  explicit OutArgs(const Out& out) {
+    std::visit(
+        [this](const auto& array) {
+          data = array.data();
+          dtype = sizeof(*array.data()) == 4 ? Dtype::kF32 : Dtype::kBf16;
+          rows = array.shape(0);
+          columns = array.shape(1);
+        },
+        out);
+  }
+};
+
+void forward(Context& context, Array<const uint16_t, 2> x, Flat weight,
+             std::optional<Array<const float, 1>> bias, std::optional<Flat> lora_a,
+             std::optional<Flat> lora_b, std::optional<Array<uint16_t, 2>> xa, int rank,
+             float scale, const Out& out_array) {
+  const OutArgs out(out_array);
+  const int n = static_cast<int>(out.columns), k = static_cast<int>(x.shape(1));
+  const LoraArgs lora(lora_a, lora_b, xa, rank, scale, n, k, x.shape(0));
+  HETERO_CHECK(x.shape(0) == out.rows, "x and out differ in rows");
+  HETERO_CHECK(!bias || bias->shape(0) == n, "bias has the wrong size");
+  const Linear args{
+      x.data(), x.shape(0), matrix_of(weight, n, k), bias ? bias->data() : nullptr, lora.get(),
+      out.data, out.dtype};
+  nb::gil_scoped_release release;
+  linear(context, args);
 }
 
 void backward(Context& context, Array<const uint16_t, 2> dout, Flat weight,
               Array<const uint16_t, 2> x, std::optional<Flat> lora_a, std::optional<Flat> lora_b,
               std::optional<Array<uint16_t, 2>> xa, int rank, float scale,
-              std::optional<Array<uint16_t, 2>> dx, std::optional<Array<float, 2>> da,
+              const std::optional<Out>& dx_array, std::optional<Array<float, 2>> da,
               std::optional<Array<float, 2>> db) {
   const int n = static_cast<int>(dout.shape(1)), k = static_cast<int>(x.shape(1));
   const int64_t rows = dout.shape(0);
   const LoraArgs lora(lora_a, lora_b, xa, rank, scale, n, k, rows);
   LinearBackward args{dout.data(), rows, matrix_of(weight, n, k), lora.get(), x.data()};
   HETERO_CHECK(!lora.get() || x.shape(0) == rows, "x and dout differ in rows");
-  HETERO_CHECK(!dx || (dx->shape(0) == rows && dx->shape(1) == k), "dx has the wrong shape");
   HETERO_CHECK(!da || (lora.get() && da->shape(0) == rank && da->shape(1) == k),
                "da has the wrong shape");
   HETERO_CHECK(!db || (lora.get() && db->shape(0) == n && db->shape(1) == rank),
                "db has the wrong shape");
-  args.dx = dx ? dx->data() : nullptr;
+  if (dx_array) {
+    const OutArgs dx(*dx_array);
+    HETERO_CHECK(dx.rows == rows && dx.columns == k, "dx has the wrong shape");
+    args.dx = dx.data;
+    args.dx_dtype = dx.dtype;
+  }
   args.da = da ? da->data() : nullptr;
   args.db = db ? db->data() : nullptr;
   nb::gil_scoped_release release;
@@ -128,8 +138,9 @@ void bind_linear(nb::module_& module) {
   module.def("pack", &pack<uint16_t>, nb::arg("context"), nb::arg("weight"), nb::arg("packed"));
   module.def("pack", &pack<float>, nb::arg("context"), nb::arg("weight"), nb::arg("packed"));
   module.def("unpack", &unpack, nb::arg("context"), nb::arg("packed"), nb::arg("weight"));
-  bind_forward<uint16_t>(module);
-  bind_forward<float>(module);
+  module.def("linear", &forward, nb::arg("context"), nb::arg("x"), nb::arg("weight"),
+             nb::arg("bias").none(), nb::arg("lora_a").none(), nb::arg("lora_b").none(),
+             nb::arg("xa").none(), nb::arg("rank"), nb::arg("scale"), nb::arg("out"));
   module.def("linear_backward", &backward, nb::arg("context"), nb::arg("dout"), nb::arg("weight"),
              nb::arg("x"), nb::arg("lora_a").none(), nb::arg("lora_b").none(), nb::arg("xa").none(),
              nb::arg("rank"), nb::arg("scale"), nb::arg("dx").none(), nb::arg("da").none(),

@@ -10,7 +10,7 @@ from hetero.errors import ShapeError
 def expect(
     name: str, tensor: torch.Tensor, shape: tuple[int | None, ...], *dtypes: torch.dtype, device: str = "cpu"
 ) -> None:
-    """Raise ShapeError unless the tensor has this shape (None: any extent), one of these dtypes and the device."""
+    """Raise ShapeError unless the tensor has this shape (None: any extent), dtype and device."""
     got = tuple(tensor.shape)
     fits = len(got) == len(shape) and all(w is None or g == w for g, w in zip(got, shape, strict=True))
     if fits and (not dtypes or tensor.dtype in dtypes) and tensor.device.type == device:

@@ -47,7 +47,7 @@ _current: ContextVar[Context | None] = ContextVar("hetero_kernels_context", defa
 
 
 def context() -> Context:
-    """The context that kernels run in: of the innermost `using`, else one made for the process on first use."""
+    """The context that kernels run in: the innermost `using`, else one made for the process on first use."""
     current = _current.get()
     if current is not None:
         return current
@@ -73,7 +73,7 @@ def isa() -> str:
 
 
 def isas(emulated: bool = False) -> list[str]:
-    """Instruction sets that this processor runs, plainest first; `emulated` adds those that only tests use."""
+    """Instruction sets that run here, plainest first; `emulated` adds those that only tests use."""
     return [name for name, runs, is_emulated in _C.isas() if runs and (emulated or not is_emulated)]
 
 

@@ -48,8 +48,8 @@ def linear(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """x [T, K] -> (y [T, N] in out_dtype (bf16 or fp32), xa).
 
-    x is rounded to bf16; sums are fp32 in one fixed order, so a row's bits do not depend on the other rows. xa
-    [T, r rounded up to 32] bf16 is what `linear_backward` needs of the LoRA branch, None without one.
+    x is rounded to bf16; sums are fp32 in one fixed order, so a row's bits do not depend on other rows.
+    xa [T, r rounded up to 32] bf16 is what `linear_backward` needs of the LoRA branch, None without one.
     """
     expect("x", x, (None, weight.k))
     if bias is not None:
@@ -77,12 +77,13 @@ def linear_backward(
     *,
     need_dx: bool = True,
     need_lora: bool = True,
+    dx_dtype: torch.dtype = torch.bfloat16,
     ctx: Context | None = None,
 ) -> LinearGrads:
-    """dout [T, N] (rounded to bf16), x [T, K] -> dx [T, K] bf16, da [r, K] and db [N, r] fp32."""
+    """dout [T, N] (rounded to bf16), x [T, K] -> dx [T, K] in dx_dtype, da [r, K] and db [N, r] fp32."""
     expect("dout", dout, (None, weight.n))
     expect("x", x, (dout.shape[0], weight.k))
-    dx = torch.empty(x.shape, dtype=torch.bfloat16) if need_dx else None
+    dx = torch.empty(x.shape, dtype=dx_dtype) if need_dx else None
     a = b = da = db = None
     rank, scale = 0, 1.0
     if lora is not None:
