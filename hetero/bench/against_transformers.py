@@ -36,6 +36,7 @@ def measure(
     )
     vocab = model.config.vocab_size
     prompts = torch.tensor(workload.prompts(vocab))
+    prefill(model, prompts[:1])  # the first forward pays for lazy set-up
     if workload.case == "step":
         model = with_lora(model, workload.lora_rank)
         ids = torch.cat([prompts, torch.tensor(workload.completions(vocab))], dim=1)
@@ -75,10 +76,16 @@ def decode(model: Any, prompts: torch.Tensor, new_tokens: int) -> float:
 def with_lora(model: Any, rank: int) -> Any:
     """The model with PEFT LoRA on attention, dense MLPs and the fused expert tensors."""
     if peft is None:
-        raise UnavailableError("the training benchmark compares with PEFT, which is not installed: pip install peft")
-    fused = [n for n, _ in model.named_parameters() if n.endswith(("experts.gate_up_proj", "experts.down_proj"))]
+        raise UnavailableError(
+            "the training benchmark compares with PEFT, which is not installed: pip install peft"
+        )
+    fused = [
+        n for n, _ in model.named_parameters() if n.endswith(("experts.gate_up_proj", "experts.down_proj"))
+    ]
     suffixes = sorted({".".join(n.split(".")[-2:]) for n in fused})
-    config = peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=list(LINEARS), target_parameters=suffixes)
+    config = peft.LoraConfig(
+        r=rank, lora_alpha=rank, target_modules=list(LINEARS), target_parameters=suffixes
+    )
     wrapped = peft.get_peft_model(model, config)
     wrapped.gradient_checkpointing_enable()
     wrapped.enable_input_require_grads()
@@ -86,7 +93,7 @@ def with_lora(model: Any, rank: int) -> Any:
 
 
 def train_step(model: Any, ids: torch.Tensor, workload: Workload) -> float:
-    """Seconds of forward and backward over [B, P + C] tokens in micro-batches of one group, as memory demands."""
+    """Seconds of forward and backward over [B, P + C] tokens in micro-batches of one group."""
     start = time.perf_counter()
     for chunk in ids.split(workload.group_size):
         logits = model(chunk, logits_to_keep=workload.new_tokens + 1).logits[:, :-1]

@@ -34,7 +34,7 @@ class Workload:
     seed: int = 0
 
     def prompts(self, vocab_size: int) -> list[list[int]]:
-        """Token ids of every sequence's prompt; `group_size` neighbours share theirs unless the case is "prefill"."""
+        """Token ids of every sequence's prompt, shared by `group_size` neighbours unless "prefill"."""
         rng = np.random.default_rng(self.seed)
         share = 1 if self.case == "prefill" else self.group_size
         distinct = rng.integers(10, vocab_size, (-(-self.num_sequences // share), self.prompt_tokens))
@@ -54,7 +54,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What one timed process reports: seconds of the best repeat, tokens it processed, peak resident bytes."""
+    """What one timed process reports: best seconds, tokens, peak resident bytes."""
 
     side: str
     case: str

@@ -151,6 +151,40 @@ def upcycle(
     )
 
 
+@app.command()
+def bench(
+    case: Annotated[str, typer.Argument(help="decode, prefill or step (training).")],
+    model: ModelArg = "quickstart",
+    against: Annotated[str | None, typer.Option(help="A peer to run in turn with us: transformers.")] = None,
+    peer_dtype: Annotated[str, typer.Option(help="The peer's dtype: bfloat16 or float32.")] = "bfloat16",
+    peer_experts: Annotated[
+        str, typer.Option(help="The peer's experts: grouped_mm or eager.")
+    ] = "grouped_mm",
+    sequences: Annotated[int, typer.Option(min=1, help="Sequences that run at once.")] = 64,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of every prompt.")] = 64,
+    new_tokens: Annotated[int, typer.Option(min=1, help="Tokens after every prompt.")] = 32,
+    pairs: Annotated[int, typer.Option(min=1, help="Pairs of runs; the median ratio is reported.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Repeats within a run; the best counts.")] = 2,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of both sides; default: all cores.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="JSON lines instead of a table.")] = False,
+) -> None:
+    """Measure decoding, prefill or training, paired with a peer on the same tokens."""
+    command(
+        "bench",
+        case=case,
+        model=model,
+        against=against,
+        peer={"dtype": peer_dtype, "experts": peer_experts},
+        num_pairs=pairs,
+        repeats=repeats,
+        threads=threads,
+        as_json=json,
+        sizes={"num_sequences": sequences, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens},
+    )
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"hetero {__version__}")

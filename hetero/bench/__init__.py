@@ -1,0 +1,1 @@
+"""The benchmarks that users and we run."""

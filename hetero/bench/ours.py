@@ -1,0 +1,73 @@
+"""Our side of the paired benchmark: the engine and the trainer on one model object."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from hetero.bench.workload import Measurement, Workload, peak_rss_bytes
+from hetero.engine import Engine, SamplingParams
+from hetero.kernels import cpu
+from hetero.models import load_model
+from hetero.models.lora import LoraConfig
+from hetero.train import Trainer, TrainSample
+
+
+def measure(model_dir: str, workload: Workload, *, repeats: int, threads: int) -> Measurement:
+    """Time one case on hetero, with `threads` threads in the kernel pool."""
+    with cpu.using(cpu.Context(threads=threads)):
+        lora = LoraConfig(rank=workload.lora_rank) if workload.case == "step" else None
+        model = load_model(model_dir, experts="bf16", device="cpu", lora=lora)
+        run = {"decode": decode, "prefill": prefill, "step": train_step}[workload.case]
+        seconds = run(model, workload, repeats)
+    return Measurement("hetero", workload.case, min(seconds), workload.num_tokens(), peak_rss_bytes())
+
+
+def _engine(model: Any, workload: Workload) -> Engine:
+    return Engine(model, max_num_seqs=workload.num_sequences, prefill_chunk=2048)
+
+
+def prefill(model: Any, workload: Workload, repeats: int) -> list[float]:
+    """Seconds to read every prompt and sample one token for each."""
+    engine = _engine(model, workload)
+    params = SamplingParams(max_tokens=1, ignore_eos=True)
+    prompts = workload.prompts(model.config.vocab_size)
+    seconds = []
+    for _ in range(repeats):
+        engine.reset_cache()
+        start = time.perf_counter()
+        engine.generate(prompts, params)
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+def decode(model: Any, workload: Workload, repeats: int) -> list[float]:
+    """Seconds to sample `new_tokens` for every sequence, once the prompts are in the cache."""
+    engine = _engine(model, workload)
+    prompts = workload.prompts(model.config.vocab_size)
+    engine.generate(prompts, SamplingParams(max_tokens=1, ignore_eos=True))
+    params = SamplingParams(max_tokens=workload.new_tokens, ignore_eos=True)
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        engine.generate(prompts, params)
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+def train_step(model: Any, workload: Workload, repeats: int) -> list[float]:
+    """Seconds of forward and backward over every sample, group prompts shared."""
+    trainer = Trainer(model)
+    vocab = model.config.vocab_size
+    samples = [
+        TrainSample(prompt, completion, advantage=(-1.0) ** i, group=i // workload.group_size)
+        for i, (prompt, completion) in enumerate(
+            zip(workload.prompts(vocab), workload.completions(vocab), strict=True)
+        )
+    ]
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        trainer.forward_backward(samples)
+        seconds.append(time.perf_counter() - start)
+    return seconds
