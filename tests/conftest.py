@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
+from architectures import save_tiny
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import MixtralConfig, MixtralForCausalLM, PreTrainedTokenizerFast
 
@@ -67,3 +70,14 @@ def tiny_moe_dir(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTr
     model.save_pretrained(directory)
     tiny_tokenizer.save_pretrained(directory)
     return directory
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Directory of a random tiny bf16 checkpoint, by its name in `architectures.ARCHITECTURES`; saved once."""
+
+    @cache
+    def make(name: str) -> Path:
+        return save_tiny(name, tmp_path_factory.mktemp(name))
+
+    return make
