@@ -38,7 +38,7 @@ class PackedStack:
 
     def put(self, index: int, weight: Tensor) -> None:
         """Pack `weight` [N, K] (any float dtype, any device) as matrix `index`."""
-        self.packed.put(index, weight.to("cpu", torch.bfloat16).contiguous())
+        self.packed.set(index, weight.to("cpu", torch.bfloat16).contiguous())
         self._filled[index] = True
 
     def missing(self) -> list[int]:

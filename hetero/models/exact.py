@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from hetero.kernels import ops
-from hetero.kernels.cpu import PackedWeight
+from hetero.kernels.cpu import PackedWeight, pack
 
 SUM_LIMIT = 64
 """Longest last axis that is summed by a chain of additions (top-k weights, group scores)."""
@@ -44,7 +44,7 @@ class FrozenMatrix:
         rest = weight.detach().to("cpu", torch.float32)
         for _ in range(3):
             part = rest.bfloat16()
-            self.parts.append(PackedWeight.pack(part))
+            self.parts.append(pack(part))
             rest = rest - part.float()
             if not bool(rest.any()):
                 break

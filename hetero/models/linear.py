@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from hetero.errors import ModelError, ShapeError
 from hetero.kernels import ops
-from hetero.kernels.cpu import PackedWeight
+from hetero.kernels.cpu import PackedWeight, pack
 
 
 class HeteroLinear(nn.Module):
@@ -44,7 +44,7 @@ class HeteroLinear(nn.Module):
 
     def pack(self, weight: Tensor | PackedWeight) -> None:
         """Take the weight [N, K], packing it if it is not. Raises ShapeError."""
-        packed = weight if isinstance(weight, PackedWeight) else PackedWeight.pack(weight.to("cpu"))
+        packed = weight if isinstance(weight, PackedWeight) else pack(weight.to("cpu", torch.bfloat16))
         if (packed.e, packed.n, packed.k) != (1, self.out_features, self.in_features):
             want = (self.out_features, self.in_features)
             raise ShapeError(f"weight has shape {(packed.n, packed.k)}, expected {want}")
@@ -89,6 +89,6 @@ class PackedEmbedding(nn.Module):
             )
         ids = input_ids.reshape(-1)
         # Panels [N/32][K/2][32][2]: a row's pairs lie one panel line apart.
-        panels = self.packed.data.view(torch.bfloat16).view(-1, -(-self.embedding_dim // 32) * 16, 32, 2)
+        panels = self.packed.data.view(-1, -(-self.embedding_dim // 32) * 16, 32, 2)
         rows = panels[ids // 32, :, ids % 32].flatten(1)[:, : self.embedding_dim]
         return rows.to(self.weight.dtype).view(*input_ids.shape, self.embedding_dim)
