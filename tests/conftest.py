@@ -74,7 +74,7 @@ def tiny_moe_dir(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTr
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Directory of a random tiny bf16 checkpoint, by its name in `architectures.ARCHITECTURES`; saved once."""
+    """Directory of a random tiny bf16 checkpoint, by its name in `architectures.ARCHITECTURES`."""
 
     @cache
     def make(name: str) -> Path:

@@ -78,6 +78,7 @@ class PackedEmbedding(nn.Module):
         self.num_embeddings = packed.n
         self.embedding_dim = packed.k
         self.packed = packed
+        self.dtype = dtype
         # Shape and dtype for whoever asks; computing with it fails aloud.
         self.__dict__["weight"] = torch.empty(packed.n, packed.k, dtype=dtype, device="meta")
 
@@ -91,4 +92,4 @@ class PackedEmbedding(nn.Module):
         # Panels [N/32][K/2][32][2]: a row's pairs lie one panel line apart.
         panels = self.packed.data.view(-1, -(-self.embedding_dim // 32) * 16, 32, 2)
         rows = panels[ids // 32, :, ids % 32].flatten(1)[:, : self.embedding_dim]
-        return rows.to(self.weight.dtype).view(*input_ids.shape, self.embedding_dim)
+        return rows.to(self.dtype).view(*input_ids.shape, self.embedding_dim)

@@ -1,4 +1,4 @@
-"""`from_pretrained(..., quantization_config=HeteroConfig())`: streams, generates, trains with PEFT, saves plainly."""
+"""`from_pretrained` with `HeteroConfig`: streams, generates, trains with PEFT, saves plain checkpoints."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ def test_every_layer_is_packed_and_nothing_else_is_touched(checkpoint: Checkpoin
 
 
 def test_peft_trains_the_attention_around_packed_experts(checkpoint: Checkpoint) -> None:
-    model = get_peft_model(packed(checkpoint("qwen3_moe"), dtype=torch.float32), LoraConfig(target_modules=["q_proj"]))
+    model = get_peft_model(
+        packed(checkpoint("qwen3_moe"), dtype=torch.float32), LoraConfig(target_modules=["q_proj"])
+    )
     loss = model(input_ids=PROMPT, labels=PROMPT).loss
     loss.backward()
     grads = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
@@ -73,7 +75,9 @@ def test_save_pretrained_writes_the_checkpoint_that_was_loaded(
     checkpoint: Checkpoint, name: str, tmp_path: Path
 ) -> None:
     config = HeteroConfig(experts="bf16", dense="bf16")
-    model = AutoModelForCausalLM.from_pretrained(checkpoint(name), quantization_config=config, dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(
+        checkpoint(name), quantization_config=config, dtype=torch.bfloat16
+    )
     model.save_pretrained(tmp_path)
     want = plain(checkpoint(name)).state_dict()
     model = AutoModelForCausalLM.from_pretrained(tmp_path)  # its config.json asks for hetero again
@@ -89,7 +93,10 @@ def test_save_pretrained_writes_the_checkpoint_that_was_loaded(
     ("lost", "message"),
     [
         (".experts.", r"lacks gate_up_proj, down_proj of model\.layers\.0\.mlp\.experts"),
-        ("layers.1.block_sparse_moe.experts.2.w2", r"layers\.1\.mlp\.experts\.down_proj.* expected 4 of each"),
+        (
+            "layers.1.block_sparse_moe.experts.2.w2",
+            r"layers\.1\.mlp\.experts\.down_proj.* expected 4 of each",
+        ),
     ],
 )
 def test_a_checkpoint_with_missing_experts_is_refused(
