@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Protocol
 
-from hetero.kernels.cpu import KV_BLOCK
+from hetero.kernels.batch import KV_BLOCK
 
 
 class BlockStore(Protocol):
@@ -65,13 +65,17 @@ class BlockManager:
 
     A block is in exactly one of four states: held (references > 0), idle in a live namespace (findable), idle in a
     retired one (not findable, reused before any findable block), or blank.
+
+    Args:
+        store: the memory, zeroed unless `dirty`. What a block held before must not reach its next owner: attention
+            multiplies what lies beyond a sequence's end by 0, so a NaN there would spread.
     """
 
-    def __init__(self, store: BlockStore) -> None:
+    def __init__(self, store: BlockStore, *, dirty: bool = False) -> None:
         self.store = store
         self.num_blocks = store.num_blocks
         self._blank = list(range(self.num_blocks - 1, -1, -1))
-        self._dirty = bytearray(self.num_blocks)  # handed out before: its old bytes must not leak into a new owner
+        self._dirty = bytearray([dirty]) * self.num_blocks
         self._references = [0] * self.num_blocks
         self._home: list[Namespace | None] = [None] * self.num_blocks
         self._id: list[bytes | None] = [None] * self.num_blocks

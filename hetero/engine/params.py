@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 from hetero.errors import ArgumentError
@@ -54,3 +55,18 @@ class SamplingParams:
 def _check(ok: bool, name: str, got: object, expected: str) -> None:
     if not ok:
         raise ArgumentError(f"SamplingParams.{name} is {got!r}; expected {expected}.")
+
+
+_UNITS = {"": 1, "B": 1} | {
+    f"{prefix}{unit}": base**power
+    for power, prefix in enumerate("KMGT", 1)
+    for unit, base in (("iB", 1024), ("B", 1000))
+}
+
+
+def parse_bytes(size: int | str) -> int:
+    """Bytes of a size such as "1GiB", "512 MiB", "2GB" or a plain number; ArgumentError when it is none."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", str(size).strip())
+    if match is None or match[2] not in _UNITS:
+        raise ArgumentError(f"{size!r} is not a size; expected a number of bytes or such as '1GiB', '512MiB', '2GB'.")
+    return int(float(match[1]) * _UNITS[match[2]])

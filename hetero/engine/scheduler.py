@@ -9,37 +9,21 @@ does not depend on its neighbours in the batch, and each sequence has its own ra
 
 from __future__ import annotations
 
+import itertools
 from bisect import insort
-from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 import torch
 
+from hetero.engine.batch import Chunk, Step
+from hetero.engine.held import HeldPrompts
 from hetero.engine.kv_cache import BlockManager, extend_hashes
-from hetero.engine.sequence import Prompt, Sequence, Status
-from hetero.kernels.cpu import KV_BLOCK
+from hetero.engine.sequence import Sequence, Status
+from hetero.kernels.batch import KV_BLOCK
 
 
-def _arrival(sequence: Sequence) -> int:
-    return sequence.arrival
-
-
-@dataclass(slots=True)
-class Chunk:
-    """Tokens [start, end) of a prompt (or of a sequence computed again); `last` when its next token can be drawn."""
-
-    sequence: Sequence
-    start: int
-    end: int
-    last: bool
-
-
-@dataclass(slots=True)
-class Step:
-    """One forward pass: the newest token of each sequence in `decodes`, then the chunks."""
-
-    decodes: list[Sequence]
-    chunks: list[Chunk]
+_arrival = attrgetter("arrival")
 
 
 class Scheduler:
@@ -53,19 +37,19 @@ class Scheduler:
 
     Attributes:
         tables: [max_num_seqs, max_blocks] int32, the blocks of the sequence in each slot.
-        num_preemptions: so far.
     """
 
     def __init__(self, blocks: BlockManager, *, max_num_seqs: int, prefill_chunk: int, max_blocks: int) -> None:
         self.tables = np.zeros((max_num_seqs, max_blocks), np.int32)
-        self.num_preemptions = 0
+        self._num_preemptions = 0
         self._blocks = blocks
         self._prefill_chunk = prefill_chunk
+        self._arrivals = itertools.count()
         self._slots = list(range(max_num_seqs - 1, -1, -1))
         self._waiting: list[Sequence] = []  # each list by arrival
         self._prefilling: list[Sequence] = []
         self._decoding: list[Sequence] = []
-        self._held: list[Prompt] = []  # computed, with sequences yet to fork
+        self._held = HeldPrompts(blocks)
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -73,13 +57,19 @@ class Scheduler:
         return self._decoding + self._prefilling + self._waiting
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a new sequence; arrivals must increase."""
+        """Queue a new sequence."""
+        sequence.arrival = next(self._arrivals)
         self._waiting.append(sequence)
         sequence.prompt.num_unstarted += 1
 
     def schedule(self) -> Step:
         """Choose the next step's tokens and give them blocks."""
         return Step(self._schedule_decodes(), self._schedule_chunks())
+
+    def take_num_preemptions(self) -> int:
+        """Preemptions since the last call."""
+        count, self._num_preemptions = self._num_preemptions, 0
+        return count
 
     # --- decode
 
@@ -104,14 +94,14 @@ class Scheduler:
                     sequence.blocks.append(block)
                 sequence.blocks[index] = self.tables[sequence.slot, index] = block
                 return True
-            if not self._drop_held():
+            if not self._held.drop():
                 victim = max(self._decoding[-1:] + self._prefilling[-1:], key=_arrival)
                 self._preempt(victim)
                 if victim is sequence:
                     return False
 
     def _preempt(self, sequence: Sequence) -> None:
-        self.num_preemptions += 1
+        self._num_preemptions += 1
         self._stop_running(sequence)
         sequence.num_computed = 0
         sequence.status = Status.WAITING
@@ -180,7 +170,7 @@ class Scheduler:
         found = self._blocks.find(prompt.namespace, sequence.hashes[: (num_tokens - 1) // KV_BLOCK])
         num_new = -(-num_tokens // KV_BLOCK) - len(found)
         while self._blocks.num_free < num_new + len(self._decoding):  # those that run may each need one more soon
-            if self._decoding or self._prefilling or not self._drop_held():
+            if self._decoding or self._prefilling or not self._held.drop():
                 self._blocks.release(found)
                 return False
         sequence.num_computed = len(found) * KV_BLOCK
@@ -199,14 +189,9 @@ class Scheduler:
 
     # --- forks
 
-    def hold(self, prompt: Prompt, hidden: torch.Tensor) -> None:
-        """The leader's last chunk is computed: keep its blocks and last hidden state [H] for those that wait."""
-        leader, prompt.leader = prompt.leader, None
-        if leader is not None and prompt.num_unstarted:
-            prompt.hidden = hidden.clone()
-            prompt.blocks = list(leader.blocks)
-            self._blocks.acquire(prompt.blocks)
-            self._held.append(prompt)
+    def hold(self, leader: Sequence, hidden: torch.Tensor) -> None:
+        """The leader's last chunk is computed, ending in hidden [H]: keep that for the sequences that wait for it."""
+        self._held.hold(leader, hidden)
 
     def fork_waiting(self) -> list[Sequence]:
         """Start the sequences whose prompt has been computed; they draw from `prompt.hidden` in this step."""
@@ -233,24 +218,7 @@ class Scheduler:
         sequence.num_computed = sequence.num_cached_tokens = len(prompt.token_ids)
         self._start_decoding(sequence)
         prompt.num_unstarted -= 1
-        self._let_go(prompt)
-
-    def _let_go(self, prompt: Prompt) -> None:
-        """Release a held prompt once nobody waits for it."""
-        if prompt.blocks is not None and not prompt.num_unstarted:
-            self._held.remove(prompt)
-            self._blocks.release(prompt.blocks)
-            prompt.blocks = None
-
-    def _drop_held(self) -> bool:
-        """Release the blocks of the youngest held prompt, to be computed again; False if there is none."""
-        if not self._held:
-            return False
-        prompt = self._held.pop()
-        assert prompt.blocks is not None
-        self._blocks.release(prompt.blocks)
-        prompt.blocks = None
-        return True
+        self._held.let_go(prompt)
 
     # --- coming and going
 
@@ -273,6 +241,6 @@ class Scheduler:
         if sequence.status is Status.WAITING:
             self._waiting.remove(sequence)
             sequence.prompt.num_unstarted -= sequence.fresh
-            self._let_go(sequence.prompt)
+            self._held.let_go(sequence.prompt)
         elif sequence.slot >= 0:
             self._stop_running(sequence)

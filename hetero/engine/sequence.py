@@ -45,6 +45,23 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
+class Piece:
+    """What `Engine.stream` yields: one token as it comes.
+
+    Attributes:
+        token_id: None only when the sequence was aborted.
+        logprob: as in `Completion.logprobs`.
+        text: what can be shown now; it lags where a character is incomplete or a stop string may have begun.
+        completion: with the last piece.
+    """
+
+    token_id: int | None
+    logprob: float
+    text: str
+    completion: Completion | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Stream:
     """Names a random stream: token at position p of it is drawn with counter key (seed, task, sample, p)."""
 
@@ -101,7 +118,6 @@ class Sequence:
     """
 
     index: int
-    arrival: int
     prompt: Prompt
     params: SamplingParams
     stream: Stream
@@ -109,6 +125,7 @@ class Sequence:
     stopper: StopChecker
     adapter_version: int
     token_ids: list[int]
+    arrival: int = -1
     hashes: list[bytes] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     raw_logprobs: list[float] = field(default_factory=list)

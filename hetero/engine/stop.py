@@ -95,9 +95,11 @@ class TextStream:
         self._strings = strings
         self._held = ""  # not shown yet: it may turn out to be the beginning of a stop string
 
-    def feed(self, token_id: int, *, last: bool = False) -> str:
-        """The text to show after this token; with last=True, all that is left before a stop string."""
-        text = self._held + self._detokenizer.feed(token_id)
+    def feed(self, token_id: int | None, *, last: bool = False) -> str:
+        """The text to show after this token (None: one without text); with last=True, all before a stop string."""
+        text = self._held
+        if token_id is not None:
+            text += self._detokenizer.feed(token_id)
         if last:
             text += self._detokenizer.flush()
         places = [place for string in self._strings if (place := text.find(string)) >= 0]

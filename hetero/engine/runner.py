@@ -1,0 +1,52 @@
+"""What the engine needs of a model, and that of a Transformers model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import torch
+
+from hetero.engine.kv_cache import BlockStore
+from hetero.errors import CapacityError
+from hetero.models.adapter import adapter_version, lora_active
+from hetero.models.forward import ForwardBatch, forward_hidden
+from hetero.models.head import head
+from hetero.models.kv import KVPool
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from hetero.kernels.batch import AttentionBatch
+
+
+@runtime_checkable
+class Runner(Protocol):
+    """Computes hidden states over a paged KV store, and logits.
+
+    Attributes:
+        store: the blocks of the KV cache.
+        vocab_size: V.
+        context_length: most tokens of a sequence, prompt and completion.
+        eos_ids: ids that end a sequence by themselves.
+    """
+
+    store: BlockStore
+    vocab_size: int
+    context_length: int
+    eos_ids: frozenset[int]
+
+    def namespace(self) -> str:
+        """Which weights run now: "base", or "policy:<version>". Equal names promise equal bits."""
+        ...
+
+    def adapter_version(self) -> int:
+        """Version of the adapter."""
+        ...
+
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionBatch) -> torch.Tensor:
+        """Write the keys and values of all T tokens, then return their final hidden states [T, H]."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[N, H] -> fp32 [N, V]."""
+        ...
