@@ -7,14 +7,8 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import torch
 
 from hetero.engine.kv_cache import BlockStore
-from hetero.errors import CapacityError
-from hetero.models.adapter import adapter_version, lora_active
-from hetero.models.forward import ForwardBatch, forward_hidden
-from hetero.models.head import head
-from hetero.models.kv import KVPool
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
     from hetero.kernels.batch import AttentionBatch
 
