@@ -1,4 +1,4 @@
-"""Rollouts: continuous batching over a paged, prefix-shared KV cache, on the same model that the trainer updates."""
+"""Rollouts: continuous batching over a paged, prefix-shared KV cache, on the model that is trained."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from hetero.kernels.batch import KV_BLOCK, AttentionBatch
 
 @dataclass(slots=True)
 class Chunk:
-    """Tokens [start, end) of a prompt (or of a sequence computed again); `last` when its next token can be drawn."""
+    """Tokens [start, end) of a sequence; `last` when there are no more, so that the next can be drawn."""
 
     sequence: Sequence
     start: int
@@ -53,7 +53,7 @@ class BatchBuilder:
     def build(
         self, step: Step, tables: npt.NDArray[np.int32]
     ) -> tuple[torch.Tensor, torch.Tensor, AttentionBatch]:
-        """(token ids [T] int64, positions [T] int64, attention) of a step, given the block table of every slot."""
+        """(token ids [T] int64, positions [T] int64, attention) of a step, given every slot's block table."""
         num_decodes, num_segments = len(step.decodes), len(step.decodes) + len(step.chunks)
         self._token_ids[:num_decodes] = [sequence.token_ids[-1] for sequence in step.decodes]
         self._kv_len[:num_decodes] = [sequence.num_computed for sequence in step.decodes]
@@ -71,7 +71,9 @@ class BatchBuilder:
         block_tables = tables[slots, : -(-int(kv_len.max()) // KV_BLOCK)]
         positions = self._positions[:row]
         segments = np.repeat(np.arange(num_segments), np.diff(q_start))
-        self._slots[:row] = block_tables[segments, positions // KV_BLOCK] * np.int64(KV_BLOCK) + positions % KV_BLOCK
+        self._slots[:row] = (
+            block_tables[segments, positions // KV_BLOCK] * np.int64(KV_BLOCK) + positions % KV_BLOCK
+        )
         attention = AttentionBatch(
             q_start=torch.from_numpy(q_start),
             kv_len=torch.from_numpy(kv_len),

@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 class Engine:
     """Generates completions with a model that someone else may train between calls.
 
-    Results depend on the model, the prompt, the parameters and the random stream of a sequence only: not on the other
-    sequences, `max_num_seqs`, `prefill_chunk`, `kv_memory`, or what the prefix cache holds.
+    Results depend on the model, the prompt, the parameters and the random stream of a sequence only: not on
+    the other sequences, `max_num_seqs`, `prefill_chunk`, `kv_memory`, or what the prefix cache holds.
 
     Args:
         model: from `load_model` (or a `Runner` of your own).
-        tokenizer: needed for stop strings and for text in `stream`; its end-of-sequence id ends sequences too.
+        tokenizer: needed for stop strings and for text in `stream`; its end-of-sequence id ends sequences
+            too.
         max_num_seqs: sequences that may run at once.
         kv_memory: of the KV cache, allocated here and once: bytes, or such as "1GiB".
         prefill_chunk: prompt tokens computed per step, beside the running sequences' tokens.
@@ -55,7 +56,9 @@ class Engine:
                 raise ArgumentError(f"Engine({name}={value}); expected at least 1.")
         runner = model if isinstance(model, Runner) else ModelRunner(model, kv_memory=parse_bytes(kv_memory))
         self._tokenizer = tokenizer
-        self._stepper: Stepper | None = Stepper(runner, max_num_seqs=max_num_seqs, prefill_chunk=prefill_chunk)
+        self._stepper: Stepper | None = Stepper(
+            runner, max_num_seqs=max_num_seqs, prefill_chunk=prefill_chunk
+        )
         self._requests = Requests(runner, tokenizer, seed)
         self._stats = self._stepper.stats
 
@@ -82,11 +85,14 @@ class Engine:
             on_token: called with (index of the prompt, token id) as tokens come.
             on_finish: called with (index of the prompt, completion) as sequences end.
 
-        Returns: completions in the order of the prompts. One whose logits turned NaN has finish_reason "abort".
+        Returns: completions in the order of the prompts. One whose logits turned NaN has finish_reason
+            "abort".
 
         Raises:
-            ArgumentError: an empty prompt, an unknown token id, lists of unequal length, stop strings without tokenizer.
-            CapacityError: a prompt does not fit in the model's context or, with max_tokens, in kv_memory. Nothing ran.
+            ArgumentError: an empty prompt, an unknown token id, lists of unequal length, stop strings
+                without tokenizer.
+            CapacityError: a prompt does not fit in the model's context or, with max_tokens, in kv_memory.
+                Nothing ran.
         """
         stepper = self._open()
         sequences = self._requests.sequences(prompts, params, streams, stepper.blocks)
@@ -118,10 +124,14 @@ class Engine:
 
         Other calls may run between pieces. Closing the iterator ends the sequence.
         """
-        self._requests.sequences([prompt], params, [stream], self._open().blocks)  # complain now, not at the first piece
+        self._requests.sequences(
+            [prompt], params, [stream], self._open().blocks
+        )  # complain now, not at the first piece
         return self._pieces(prompt, params, stream)
 
-    def _pieces(self, prompt: Seq[int], params: SamplingParams | None, stream: tuple[int, int]) -> Iterator[Piece]:
+    def _pieces(
+        self, prompt: Seq[int], params: SamplingParams | None, stream: tuple[int, int]
+    ) -> Iterator[Piece]:
         stepper = self._open()
         sequence = self._requests.sequences([prompt], params, [stream], stepper.blocks)[0]
         text = TextStream(self._tokenizer, sequence.params.stop) if self._tokenizer is not None else None

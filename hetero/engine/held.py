@@ -9,7 +9,7 @@ from hetero.engine.sequence import Prompt, Sequence
 
 
 class HeldPrompts:
-    """Keeps the blocks of such prompts, and the state from which the late sequences draw, until all have begun."""
+    """Keeps the blocks of such prompts, and the state to draw from, until all their sequences have begun."""
 
     def __init__(self, blocks: BlockManager) -> None:
         self._blocks = blocks
@@ -19,7 +19,7 @@ class HeldPrompts:
         return len(self._prompts)
 
     def hold(self, leader: Sequence, hidden: torch.Tensor) -> None:
-        """Keep what the leader computed: its blocks and the last hidden state [H]; no-op when nobody waits for it."""
+        """Keep the leader's blocks and last hidden state [H]; no-op when nobody waits for them."""
         prompt = leader.prompt
         prompt.leader = None
         if prompt.num_unstarted:
@@ -35,7 +35,7 @@ class HeldPrompts:
             self._release(prompt)
 
     def drop(self) -> bool:
-        """Release the youngest prompt though some wait, so that it is computed again; False if there is none."""
+        """Release the youngest prompt, to be computed again for those who wait; False if there is none."""
         if not self._prompts:
             return False
         self._release(self._prompts.pop())

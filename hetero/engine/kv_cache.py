@@ -1,10 +1,10 @@
 """Accounting of the KV cache: who holds which block, and which blocks hold a known prefix.
 
-The bytes live in a `BlockStore`. A full block has a content id: a 128-bit hash of its parent's id and its tokens,
-rooted in a namespace ("base", "policy:7"). The namespace stands for everything else that the keys and values depend
-on, so two blocks with one id hold the same bits. Blocks are shared by reference count; one that nobody holds stays
-findable until its memory is needed, least recently released first. A sequence releases its last block first, so a
-prefix outlives what continues it.
+The bytes live in a `BlockStore`. A full block has a content id: a 128-bit hash of its parent's id and its
+tokens, rooted in a namespace ("base", "policy:7"). The namespace stands for everything else that the keys and
+values depend on, so two blocks with one id hold the same bits. Blocks are shared by reference count; one that
+nobody holds stays findable until its memory is needed, least recently released first. A sequence releases its
+last block first, so a prefix outlives what continues it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ class Namespace:
         self.alive = True
 
 
-def extend_hashes(hashes: list[bytes], namespace: Namespace, token_ids: Sequence[int], num_blocks: int) -> None:
+def extend_hashes(
+    hashes: list[bytes], namespace: Namespace, token_ids: Sequence[int], num_blocks: int
+) -> None:
     """Append the content ids of the full blocks of `token_ids` until there are `num_blocks`."""
     parent = hashes[-1] if hashes else namespace.root
     for i in range(len(hashes), num_blocks):
@@ -63,12 +65,12 @@ def extend_hashes(hashes: list[bytes], namespace: Namespace, token_ids: Sequence
 class BlockManager:
     """Hands out blocks, counts references and finds prefixes.
 
-    A block is in exactly one of four states: held (references > 0), idle in a live namespace (findable), idle in a
-    retired one (not findable, reused before any findable block), or blank.
+    A block is in exactly one of four states: held (references > 0), idle in a live namespace (findable),
+    idle in a retired one (not findable, reused before any findable block), or blank.
 
     Args:
-        store: the memory, zeroed unless `dirty`. What a block held before must not reach its next owner: attention
-            multiplies what lies beyond a sequence's end by 0, so a NaN there would spread.
+        store: the memory, zeroed unless `dirty`. What a block held before must not reach its next owner:
+            attention multiplies what lies beyond a sequence's end by 0, so a NaN there would spread.
     """
 
     def __init__(self, store: BlockStore, *, dirty: bool = False) -> None:
@@ -118,7 +120,7 @@ class BlockManager:
     # --- blocks
 
     def allocate(self, *, zero: bool = True) -> int | None:
-        """Take a block with one reference and no content id, zeroed unless it is to be overwritten; None if full."""
+        """Take a block with one reference and no content id; None when all are held."""
         if self._blank:
             block = self._blank.pop()
         elif self._retired:
@@ -153,7 +155,7 @@ class BlockManager:
         for block in blocks:
             if self._references[block] == 0:
                 home = self._home[block]
-                assert home is not None and home.alive, "acquire of a block that nobody holds and nobody can find"
+                assert home is not None, "acquire of a block that nobody holds and nobody can find"
                 del home.idle[block]
             self._references[block] += 1
 
@@ -184,8 +186,12 @@ class BlockManager:
     # --- content
 
     def register(self, namespace: Namespace, content_id: bytes, block: int) -> None:
-        """Make a full held block findable; a second block with the same content stays private to its holder."""
-        if namespace.alive and self._home[block] is None and namespace.table.setdefault(content_id, block) == block:
+        """Make a full held block findable; a second block of the same content stays private to its holder."""
+        if (
+            namespace.alive
+            and self._home[block] is None
+            and namespace.table.setdefault(content_id, block) == block
+        ):
             self._home[block], self._id[block] = namespace, content_id
 
     def find(self, namespace: Namespace, content_ids: Iterable[bytes]) -> list[int]:

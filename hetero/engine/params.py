@@ -21,7 +21,8 @@ class SamplingParams:
         top_k: keep this many most probable tokens; 0 keeps all.
         min_p: keep tokens at least this share as probable as the most probable one; 0 keeps all.
         max_tokens: sample at most this many tokens (fewer where the model's context ends first).
-        stop: strings that end the sequence when they appear in the completion's text, wherever the token borders lie.
+        stop: strings that end the sequence when they appear in the completion's text, wherever the token
+            borders lie.
         stop_ids: token ids that end the sequence, besides the model's own end-of-sequence ids.
         seed: of the random streams; None takes the engine's.
         ignore_eos: go on after the model's own end-of-sequence ids (`stop_ids` still end the sequence).
@@ -43,7 +44,9 @@ class SamplingParams:
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
         object.__setattr__(self, "stop_ids", tuple(int(i) for i in self.stop_ids))
-        _check(math.isfinite(self.temperature) and self.temperature >= 0, "temperature", self.temperature, ">= 0")
+        _check(
+            math.isfinite(self.temperature) and self.temperature >= 0, "temperature", self.temperature, ">= 0"
+        )
         _check(0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
         _check(self.top_k >= 0, "top_k", self.top_k, ">= 0 (0 keeps every token)")
         _check(0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]")
@@ -68,5 +71,7 @@ def parse_bytes(size: int | str) -> int:
     """Bytes of a size such as "1GiB", "512 MiB", "2GB" or a plain number; ArgumentError when it is none."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", str(size).strip())
     if match is None or match[2] not in _UNITS:
-        raise ArgumentError(f"{size!r} is not a size; expected a number of bytes or such as '1GiB', '512MiB', '2GB'.")
+        raise ArgumentError(
+            f"{size!r} is not a size; expected a number of bytes or such as '1GiB', '512MiB', '2GB'."
+        )
     return int(float(match[1]) * _UNITS[match[2]])

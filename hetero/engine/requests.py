@@ -40,13 +40,15 @@ class Requests:
         streams: Seq[tuple[int, int]] | None,
         blocks: BlockManager,
     ) -> list[Sequence]:
-        """One sequence per prompt, in order, those of identical prompts sharing one `Prompt`; see `Engine.generate`."""
+        """One sequence per prompt, in order; identical prompts share one `Prompt`. See `Engine.generate`."""
         params = SamplingParams() if params is None else params
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         streams = [(i, 0) for i in range(len(prompts))] if streams is None else streams
         for name, values in (("params", each), ("streams", streams)):
             if len(values) != len(prompts):
-                raise ArgumentError(f"{len(values)} {name} for {len(prompts)} prompts; give one for each prompt.")
+                raise ArgumentError(
+                    f"{len(values)} {name} for {len(prompts)} prompts; give one for each prompt."
+                )
         namespace = blocks.namespace(self._runner.namespace())
         version = self._runner.adapter_version()
         known: dict[tuple[int, ...], Prompt] = {}
@@ -75,7 +77,9 @@ class Requests:
 
     def _prompt(self, index: int, token_ids: tuple[int, ...], namespace: Namespace) -> Prompt:
         if not token_ids:
-            raise ArgumentError(f"Prompt {index} is empty; a prompt needs at least one token (such as the BOS token).")
+            raise ArgumentError(
+                f"Prompt {index} is empty; a prompt needs at least one token (such as the BOS token)."
+            )
         low, high = min(token_ids), max(token_ids)
         if low < 0 or high >= self._runner.vocab_size:
             wrong = low if low < 0 else high
@@ -87,7 +91,9 @@ class Requests:
 
     def _stop_ids(self, params: SamplingParams) -> frozenset[int]:
         if params.stop and self._tokenizer is None:
-            raise ArgumentError(f"Stop strings {params.stop} need a tokenizer; make the engine with tokenizer=.")
+            raise ArgumentError(
+                f"Stop strings {params.stop} need a tokenizer; make the engine with tokenizer=."
+            )
         return frozenset(params.stop_ids) | (frozenset() if params.ignore_eos else self._eos_ids)
 
     def _limit(self, index: int, num_tokens: int, params: SamplingParams, blocks: BlockManager) -> int:
@@ -95,14 +101,14 @@ class Requests:
         context = self._runner.context_length
         if num_tokens >= context:
             raise CapacityError(
-                f"Prompt {index} has {num_tokens} tokens; the model's context of {context} leaves no room for a "
-                f"completion. Shorten it to at most {context - 1} tokens."
+                f"Prompt {index} has {num_tokens} tokens; the model's context of {context} leaves no room "
+                f"for a completion. Shorten it to at most {context - 1} tokens."
             )
         limit = min(num_tokens + params.max_tokens, context)
         room = blocks.num_blocks * KV_BLOCK + 1  # the last token is never fed back
         if limit > room:
             raise CapacityError(
-                f"Prompt {index} has {num_tokens} tokens and may grow to {limit}; the KV cache holds {room} of one "
-                "sequence. Give the engine more kv_memory, or lower max_tokens."
+                f"Prompt {index} has {num_tokens} tokens and may grow to {limit}; the KV cache holds "
+                f"{room}. Give the engine more kv_memory, or lower max_tokens."
             )
         return limit

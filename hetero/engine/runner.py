@@ -9,7 +9,6 @@ import torch
 from hetero.engine.kv_cache import BlockStore
 
 if TYPE_CHECKING:
-
     from hetero.kernels.batch import AttentionBatch
 
 
@@ -30,14 +29,18 @@ class Runner(Protocol):
     eos_ids: frozenset[int]
 
     def namespace(self) -> str:
-        """Which weights run now: "base", or "policy:<version>". Equal names promise equal bits."""
+        """Which weights run now: "base", or or one that starts with "policy:<version>".
+
+        Equal names promise equal bits."""
         ...
 
     def adapter_version(self) -> int:
         """Version of the adapter."""
         ...
 
-    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionBatch) -> torch.Tensor:
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionBatch
+    ) -> torch.Tensor:
         """Write the keys and values of all T tokens, then return their final hidden states [T, H]."""
         ...
 

@@ -44,8 +44,8 @@ class Sampler:
             logits: maps hidden states [N, H] to fp32 logits [N, V].
 
         Returns:
-            Per sequence: the id (-1 when its logits hold a NaN or +inf), its log-probability in the distribution that
-            was drawn from, and the one before truncation.
+            Per sequence: the id (-1 when its logits hold a NaN or +inf), its log-probability in the
+            distribution that was drawn from, and the one before truncation.
         """
         self._fill(sequences)
         out: tuple[list[int], list[float], list[float]] = ([], [], [])

@@ -1,10 +1,11 @@
 """Which tokens the next forward pass computes.
 
-Every step first feeds one token of each decoding sequence, then up to `prefill_chunk` prompt tokens, first come first
-served. Identical prompts are computed by one sequence, the leader; the others wait for it and then fork: they take
-references to its blocks and draw their first token from its last hidden state. When the blocks run out, the youngest
-sequence gives its blocks back and is computed again later. Nothing here changes a result: the arithmetic of a token
-does not depend on its neighbours in the batch, and each sequence has its own random stream.
+Every step first feeds one token of each decoding sequence, then up to `prefill_chunk` prompt tokens, first
+come first served. Identical prompts are computed by one sequence, the leader; the others wait for it and
+then fork: they take references to its blocks and draw their first token from its last hidden state. When the
+blocks run out, the youngest sequence gives its blocks back and is computed again later. Nothing here changes
+a result: the arithmetic of a token does not depend on its neighbours in the batch, and each sequence has its
+own random stream.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from hetero.engine.kv_cache import BlockManager, extend_hashes
 from hetero.engine.sequence import Sequence, Status
 from hetero.kernels.batch import KV_BLOCK
 
-
 _arrival = attrgetter("arrival")
 
 
@@ -39,7 +39,9 @@ class Scheduler:
         tables: [max_num_seqs, max_blocks] int32, the blocks of the sequence in each slot.
     """
 
-    def __init__(self, blocks: BlockManager, *, max_num_seqs: int, prefill_chunk: int, max_blocks: int) -> None:
+    def __init__(
+        self, blocks: BlockManager, *, max_num_seqs: int, prefill_chunk: int, max_blocks: int
+    ) -> None:
         self.tables = np.zeros((max_num_seqs, max_blocks), np.int32)
         self._num_preemptions = 0
         self._blocks = blocks
@@ -111,8 +113,8 @@ class Scheduler:
     def _advance(self, sequence: Sequence, end: int) -> None:
         """Count tokens up to `end` as computed and make the blocks that they fill findable.
 
-        This happens before the forward pass: a pass writes the keys and values of all its tokens before it reads any,
-        so that a sequence may share a block that another one fills in the same pass.
+        This happens before the forward pass: a pass writes the keys and values of all its tokens before it
+        reads any, so that a sequence may share a block that another one fills in the same pass.
         """
         first, last = sequence.num_computed // KV_BLOCK, end // KV_BLOCK
         sequence.num_computed = end
@@ -160,7 +162,7 @@ class Scheduler:
         insort(self._decoding, sequence, key=_arrival)
 
     def _admit(self, sequence: Sequence) -> bool:
-        """Give a waiting sequence a slot and blocks for all its tokens, cached ones first; False if there is no room."""
+        """Give a waiting sequence a slot and blocks for all its tokens; False when there is no room."""
         prompt, num_tokens = sequence.prompt, len(sequence.token_ids)
         if sequence.fresh:
             extend_hashes(prompt.hashes, prompt.namespace, prompt.token_ids, num_tokens // KV_BLOCK)
@@ -169,7 +171,9 @@ class Scheduler:
             extend_hashes(sequence.hashes, prompt.namespace, sequence.token_ids, num_tokens // KV_BLOCK)
         found = self._blocks.find(prompt.namespace, sequence.hashes[: (num_tokens - 1) // KV_BLOCK])
         num_new = -(-num_tokens // KV_BLOCK) - len(found)
-        while self._blocks.num_free < num_new + len(self._decoding):  # those that run may each need one more soon
+        while self._blocks.num_free < num_new + len(
+            self._decoding
+        ):  # those that run may each need one more soon
             if self._decoding or self._prefilling or not self._held.drop():
                 self._blocks.release(found)
                 return False
@@ -190,7 +194,7 @@ class Scheduler:
     # --- forks
 
     def hold(self, leader: Sequence, hidden: torch.Tensor) -> None:
-        """The leader's last chunk is computed, ending in hidden [H]: keep that for the sequences that wait for it."""
+        """The leader's last chunk is computed, ending in hidden [H]: keep that for those who wait for it."""
         self._held.hold(leader, hidden)
 
     def fork_waiting(self) -> list[Sequence]:

@@ -22,14 +22,14 @@ class Completion:
 
     Attributes:
         token_ids: sampled tokens, the end-of-sequence or stop token included.
-        logprobs: per token, of the distribution that it was drawn from (temperature and truncation applied); each is
-            exactly an fp32 number.
+        logprobs: per token, of the distribution that it was drawn from (temperature and truncation applied);
+            each is exactly an fp32 number.
         raw_logprobs: per token, at the same temperature but before top-p, top-k and min-p.
-        finish_reason: "stop" (end-of-sequence, stop id or stop string), "length" (max_tokens, or the end of the
-            model's context), "abort" (see message).
+        finish_reason: "stop" (end-of-sequence, stop id or stop string), "length" (max_tokens, or the end of
+            the model's context), "abort" (see message).
         adapter_version: of the adapter that computed every token.
-        num_cached_tokens: prompt tokens that were not computed for this sequence but found in the prefix cache or
-            shared with a sequence of the same prompt.
+        num_cached_tokens: prompt tokens that were not computed for this sequence but found in the prefix
+            cache or shared with a sequence of the same prompt.
         stop: the token id or string that ended the sequence when finish_reason is "stop".
         message: why the sequence was aborted.
     """
@@ -90,7 +90,8 @@ class Prompt:
         num_unstarted: sequences that have not begun yet.
         leader: the sequence that is computing the prompt now.
         blocks: the prompt's blocks, held for the sequences that have not begun; None unless computed.
-        hidden: [H] final hidden state of the last prompt token, from which each sequence draws its first token.
+        hidden: [H] final hidden state of the last prompt token, from which each sequence draws its first
+            token.
     """
 
     token_ids: list[int]
@@ -111,7 +112,8 @@ class Sequence:
         arrival: rank in the first-come-first-served order over the engine's life.
         limit: number of tokens, prompt included, at which the sequence ends with "length".
         token_ids: prompt, then what was sampled.
-        num_computed: leading tokens whose keys and values are in `blocks` (or will be when the scheduled step ends).
+        num_computed: leading tokens whose keys and values are in `blocks` (or will be when the scheduled
+            step ends).
         blocks: cache blocks in order of position.
         hashes: content ids of the full blocks, so far as they were needed.
         slot: row in the engine's per-sequence arrays while the sequence runs, else -1.

@@ -17,7 +17,8 @@ class EngineStats:
         prefill_tokens: prompt tokens computed, and tokens computed again after a preemption.
         decode_tokens: sampled tokens that were fed back.
         sampled_tokens: tokens drawn.
-        cached_tokens: prompt tokens that needed no computing: found in the prefix cache or shared within a group.
+        cached_tokens: prompt tokens that needed no computing: found in the prefix cache or shared within a
+            group.
         prefill_seconds: time in forward passes, the prompt tokens' share.
         decode_seconds: time in forward passes, the share of sampled tokens fed back.
         sample_seconds: LM head and sampling.

@@ -94,7 +94,9 @@ class Stepper:
         hidden, forward_seconds = self._forward(step)
         sequences, rows, states = self._ready(step, hidden)
         draw_began = perf_counter()
-        drawn = self._sampler.draw(sequences, rows, states, self._runner.logits) if sequences else ([], [], [])
+        drawn = (
+            self._sampler.draw(sequences, rows, states, self._runner.logits) if sequences else ([], [], [])
+        )
         draw_seconds = perf_counter() - draw_began
         for sequence, token_id, logprob, raw_logprob in zip(sequences, *drawn, strict=True):
             self._append(sequence, token_id, logprob, raw_logprob)

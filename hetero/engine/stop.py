@@ -12,14 +12,16 @@ _MAX_PENDING = 8  # tokens; a character has at most 4 bytes, so more of them pen
 class Decoder(Protocol):
     """The one method of a Transformers tokenizer that is used here."""
 
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> Any: ...
+    def decode(
+        self, token_ids: list[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool
+    ) -> Any: ...
 
 
 class Detokenizer:
     """Text of a growing token sequence, in pieces that hold whole characters only.
 
-    A token's text can depend on the token before it (spaces, bytes of one character), so each new token is decoded
-    together with the tokens of the piece before, and that piece's text is cut off again.
+    A token's text can depend on the token before it (spaces, bytes of one character), so each new token is
+    decoded together with the tokens of the piece before, and that piece's text is cut off again.
     """
 
     def __init__(self, tokenizer: Decoder, *, skip_special_tokens: bool) -> None:
@@ -47,7 +49,9 @@ class Detokenizer:
 
     def flush(self) -> str:
         """Text of what is still pending: replacement characters for an incomplete character."""
-        piece = self._decode(self._context + self._pending)[len(self._context_text) :] if self._pending else ""
+        piece = (
+            self._decode(self._context + self._pending)[len(self._context_text) :] if self._pending else ""
+        )
         self._context, self._context_text, self._pending = [], "", []
         return piece
 
@@ -57,13 +61,16 @@ class StopChecker:
 
     Args:
         ids: token ids that end it.
-        strings: texts that end it, wherever in the completion they appear; special tokens count with their text.
+        strings: texts that end it, wherever in the completion they appear; special tokens count with their
+            text.
         tokenizer: needed only with strings.
     """
 
     __slots__ = ("_detokenizer", "_ids", "_longest", "_strings", "_tail")
 
-    def __init__(self, ids: Collection[int], strings: Sequence[str] = (), tokenizer: Decoder | None = None) -> None:
+    def __init__(
+        self, ids: Collection[int], strings: Sequence[str] = (), tokenizer: Decoder | None = None
+    ) -> None:
         self._ids = ids
         self._strings = strings
         self._longest = max(map(len, strings), default=0)
@@ -96,7 +103,7 @@ class TextStream:
         self._held = ""  # not shown yet: it may turn out to be the beginning of a stop string
 
     def feed(self, token_id: int | None, *, last: bool = False) -> str:
-        """The text to show after this token (None: one without text); with last=True, all before a stop string."""
+        """The text to show after this token (None: one without text); if last, all up to a stop string."""
         text = self._held
         if token_id is not None:
             text += self._detokenizer.feed(token_id)

@@ -1,7 +1,8 @@
 """A model without weights whose every logit depends on the whole visible context, through a paged store.
 
-It mimics two attention layers over 64-bit integers: what is stored for a token depends on all tokens before it and on the
-adapter version. A block that is shared, copied, zeroed or evicted wrongly changes what is drawn.
+It mimics two attention layers over 64-bit integers: what is stored for a token depends on all tokens before
+it and on the adapter version. A block that is shared, copied, zeroed or evicted wrongly changes what is
+drawn.
 """
 
 from __future__ import annotations
@@ -73,7 +74,9 @@ class MockRunner:
     def adapter_version(self) -> int:
         return self.version
 
-    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionBatch) -> torch.Tensor:
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionBatch
+    ) -> torch.Tensor:
         if len(self.num_tokens) == self.fail_at:
             raise RuntimeError("the machine is on fire")
         self.num_tokens.append(len(token_ids))
@@ -88,7 +91,9 @@ class MockRunner:
             for s in range(attention.num_segments):
                 rows = slice(int(attention.q_start[s]), int(attention.q_start[s + 1]))
                 num_visible = int(attention.kv_len[s])
-                assert places[rows].tolist() == list(range(num_visible - (rows.stop - rows.start), num_visible))
+                assert places[rows].tolist() == list(
+                    range(num_visible - (rows.stop - rows.start), num_visible)
+                )
                 table = tables[s, : -(-num_visible // KV_BLOCK)]
                 where = (table[:, None] * KV_BLOCK + np.arange(KV_BLOCK)).reshape(-1)[:num_visible]
                 assert slots[rows].tolist() == where[places[rows]].tolist()
@@ -100,7 +105,9 @@ class MockRunner:
 
     def contribution(self, tokens: np.ndarray, places: np.ndarray) -> np.ndarray:
         bad = np.where(tokens == self.bad_token, np.uint64(1) << np.uint64(62), np.uint64(0))
-        return ((tokens.astype(np.uint64) + np.uint64(1)) * (_FIRST[places] >> np.uint64(8))) % (1 << 62) | bad
+        return ((tokens.astype(np.uint64) + np.uint64(1)) * (_FIRST[places] >> np.uint64(8))) % (
+            1 << 62
+        ) | bad
 
     def context(self, first: np.ndarray) -> np.ndarray:
         return _mix(np.cumsum(first, dtype=np.uint64) + np.uint64(0 if self.base else 1 + self.version))

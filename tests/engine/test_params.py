@@ -42,7 +42,14 @@ def test_lists_and_a_single_string_become_tuples() -> None:
 
 @pytest.mark.parametrize(
     ("size", "expected"),
-    [(1000, 1000), ("1000", 1000), ("1GiB", 1 << 30), ("1.5 KiB", 1536), ("2MB", 2_000_000), ("3TiB", 3 << 40)],
+    [
+        (1000, 1000),
+        ("1000", 1000),
+        ("1GiB", 1 << 30),
+        ("1.5 KiB", 1536),
+        ("2MB", 2_000_000),
+        ("3TiB", 3 << 40),
+    ],
 )
 def test_sizes(size: int | str, expected: int) -> None:
     assert parse_bytes(size) == expected

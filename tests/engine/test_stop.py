@@ -15,7 +15,9 @@ TEXTS = st.text(st.sampled_from("ab \n\N{SNOWMAN}é\N{GRINNING FACE}字"), max_s
 def words() -> PreTrainedTokenizerFast:
     """SentencePiece style: a space is part of the next word, and unknown bytes have tokens of their own."""
     pieces = ["<unk>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "\u2581a", "\u2581b", "a", "b", "ab"]
-    tokenizer = Tokenizer(models.BPE({p: i for i, p in enumerate(pieces)}, [("a", "b")], unk_token="<unk>", byte_fallback=True))
+    tokenizer = Tokenizer(
+        models.BPE({p: i for i, p in enumerate(pieces)}, [("a", "b")], unk_token="<unk>", byte_fallback=True)
+    )
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
@@ -45,20 +47,26 @@ def test_any_bytes_come_out_in_the_end(tiny_tokenizer: PreTrainedTokenizerFast, 
 
 
 def test_spaces_that_hang_on_words(words: PreTrainedTokenizerFast) -> None:
-    ids = words.convert_tokens_to_ids(["\u2581a", "\u2581b", "ab", "<0xE2>", "<0x98>", "<0x83>", "\u2581a", "</s>"])
+    ids = words.convert_tokens_to_ids(
+        ["\u2581a", "\u2581b", "ab", "<0xE2>", "<0x98>", "<0x83>", "\u2581a", "</s>"]
+    )
     detokenizer = Detokenizer(words, skip_special_tokens=True)
     assert [detokenizer.feed(i) for i in ids] == ["a", " b", "ab", "", "", "\N{SNOWMAN}", " a", ""]
     assert words.decode(ids, skip_special_tokens=True) == "a bab\N{SNOWMAN} a"
 
 
-@given(text=TEXTS, strings=st.lists(st.text("ab \N{SNOWMAN}", min_size=1, max_size=4), min_size=1, max_size=3))
+@given(
+    text=TEXTS, strings=st.lists(st.text("ab \N{SNOWMAN}", min_size=1, max_size=4), min_size=1, max_size=3)
+)
 def test_a_stop_string_ends_at_the_token_that_completes_it(
     tiny_tokenizer: PreTrainedTokenizerFast, text: str, strings: list[str]
 ) -> None:
     tokens = tiny_tokenizer.encode(text)
     checker = StopChecker(frozenset(), strings, tiny_tokenizer)
     stopped = next(((n, hit) for n, token in enumerate(tokens, 1) if (hit := checker.check(token))), None)
-    decoded = [tiny_tokenizer.decode(tokens[:n], clean_up_tokenization_spaces=False) for n in range(len(tokens) + 1)]
+    decoded = [
+        tiny_tokenizer.decode(tokens[:n], clean_up_tokenization_spaces=False) for n in range(len(tokens) + 1)
+    ]
     expected = next((n for n, seen in enumerate(decoded) if any(s in seen for s in strings)), None)
     assert (stopped and stopped[0]) == expected
     if stopped:
@@ -99,7 +107,9 @@ def test_a_reader_never_sees_a_part_of_a_stop_string(
         assert shown == text[: text.find(hit)] or len(shown) <= text.find(hit)
 
 
-def test_text_that_cannot_become_a_stop_string_is_shown_at_once(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+def test_text_that_cannot_become_a_stop_string_is_shown_at_once(
+    tiny_tokenizer: PreTrainedTokenizerFast,
+) -> None:
     stream = TextStream(tiny_tokenizer, ("abc",))
     assert [stream.feed(t) for t in tiny_tokenizer.encode("xabxab")] == ["x", "", "", "abx", "", ""]
     assert stream.feed(None, last=True) == "ab"
