@@ -54,6 +54,7 @@ class Engine:
         for name, value in (("max_num_seqs", max_num_seqs), ("prefill_chunk", prefill_chunk)):
             if value < 1:
                 raise ArgumentError(f"Engine({name}={value}); expected at least 1.")
+        runner: Runner
         runner = model if isinstance(model, Runner) else ModelRunner(model, kv_memory=parse_bytes(kv_memory))
         self._tokenizer = tokenizer
         self._stepper: Stepper | None = Stepper(
@@ -124,9 +125,8 @@ class Engine:
 
         Other calls may run between pieces. Closing the iterator ends the sequence.
         """
-        self._requests.sequences(
-            [prompt], params, [stream], self._open().blocks
-        )  # complain now, not at the first piece
+        # Complain now, not at the first piece.
+        self._requests.sequences([prompt], params, [stream], self._open().blocks)
         return self._pieces(prompt, params, stream)
 
     def _pieces(
@@ -134,25 +134,26 @@ class Engine:
     ) -> Iterator[Piece]:
         stepper = self._open()
         sequence = self._requests.sequences([prompt], params, [stream], stepper.blocks)[0]
-        text = TextStream(self._tokenizer, sequence.params.stop) if self._tokenizer is not None else None
+        text = TextStream(self._tokenizer, sequence.params.stop)
         num_shown = 0
         stepper.add([sequence])
         try:
             while True:
                 while sequence.completion is None and num_shown == len(sequence.logprobs):
                     self._step(stepper)
-                done, token_id, logprob = sequence.completion, None, math.nan
-                if num_shown < len(sequence.logprobs):
-                    token_id = sequence.token_ids[len(sequence.prompt.token_ids) + num_shown]
-                    logprob = sequence.logprobs[num_shown]
-                    num_shown += 1
-                last = done is not None and num_shown == len(sequence.logprobs)
-                last = last and (token_id is None or done.finish_reason != "abort")
-                visible = None if last and done.stop == token_id else token_id
-                shown = text.feed(visible, last=last) if text is not None else ""
-                yield Piece(token_id, logprob, shown, done if last else None)
-                if last:
+                done = sequence.completion
+                if num_shown == len(sequence.logprobs):  # aborted
+                    yield Piece(None, math.nan, text.feed(None, last=True), done)
                     return
+                token_id = sequence.token_ids[len(sequence.prompt.token_ids) + num_shown]
+                logprob = sequence.logprobs[num_shown]
+                num_shown += 1
+                if done is None or done.finish_reason == "abort" or num_shown < len(sequence.logprobs):
+                    yield Piece(token_id, logprob, text.feed(token_id))
+                    continue
+                shown = text.feed(None if token_id == done.stop else token_id, last=True)
+                yield Piece(token_id, logprob, shown, done)
+                return
         finally:
             if sequence.completion is None:
                 stepper.cancel(sequence, "the reader left")

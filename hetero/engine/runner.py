@@ -14,19 +14,27 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Runner(Protocol):
-    """Computes hidden states over a paged KV store, and logits.
+    """Computes hidden states over a paged KV store, and logits."""
 
-    Attributes:
-        store: the blocks of the KV cache.
-        vocab_size: V.
-        context_length: most tokens of a sequence, prompt and completion.
-        eos_ids: ids that end a sequence by themselves.
-    """
+    @property
+    def store(self) -> BlockStore:
+        """The blocks of the KV cache."""
+        ...
 
-    store: BlockStore
-    vocab_size: int
-    context_length: int
-    eos_ids: frozenset[int]
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        ...
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens of a sequence, prompt and completion."""
+        ...
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Token ids that end a sequence by themselves."""
+        ...
 
     def namespace(self) -> str:
         """Which weights run now: "base", or or one that starts with "policy:<version>".

@@ -48,7 +48,9 @@ class Sampler:
             distribution that was drawn from, and the one before truncation.
         """
         self._fill(sequences)
-        out: tuple[list[int], list[float], list[float]] = ([], [], [])
+        ids: list[int] = []
+        logprobs: list[float] = []
+        raw_logprobs: list[float] = []
         for start in range(0, len(sequences), self._max_rows):
             end = min(start + self._max_rows, len(sequences))
             unique, inverse = np.unique(rows[start:end], return_inverse=True)
@@ -57,11 +59,11 @@ class Sampler:
                 chunk = chunk[torch.from_numpy(inverse)]
             temperature, top_p, min_p = (torch.from_numpy(values[start:end]) for values in self._floats)
             top_k, keys = torch.from_numpy(self._top_k[start:end]), torch.from_numpy(self._keys[start:end])
-            for collected, values in zip(
-                out, ops.sample(chunk, temperature, top_p, top_k, min_p, keys), strict=True
-            ):
-                collected.extend(values.tolist())
-        return out
+            drawn, of_drawn, raw = ops.sample(chunk, temperature, top_p, top_k, min_p, keys)
+            ids += drawn.tolist()
+            logprobs += of_drawn.tolist()
+            raw_logprobs += raw.tolist()
+        return ids, logprobs, raw_logprobs
 
     def _fill(self, sequences: list[Sequence]) -> None:
         n, params = len(sequences), [sequence.params for sequence in sequences]

@@ -95,15 +95,22 @@ class StopChecker:
 
 
 class TextStream:
-    """The text of a completion for a reader who watches: never a part of a stop string, no special tokens."""
+    """The text of a completion for a reader who watches: never a part of a stop string, no special tokens.
 
-    def __init__(self, tokenizer: Decoder, strings: Sequence[str]) -> None:
-        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=True)
+    Without a tokenizer there is no text.
+    """
+
+    def __init__(self, tokenizer: Decoder | None, strings: Sequence[str]) -> None:
+        self._detokenizer = (
+            Detokenizer(tokenizer, skip_special_tokens=True) if tokenizer is not None else None
+        )
         self._strings = strings
         self._held = ""  # not shown yet: it may turn out to be the beginning of a stop string
 
     def feed(self, token_id: int | None, *, last: bool = False) -> str:
         """The text to show after this token (None: one without text); if last, all up to a stop string."""
+        if self._detokenizer is None:
+            return ""
         text = self._held
         if token_id is not None:
             text += self._detokenizer.feed(token_id)

@@ -123,7 +123,7 @@ def test_prompts_with_one_beginning_share_it_within_a_step_and_across_calls() ->
     runner = MockRunner(64)
     engine = Engine(runner)
     system = tokens(100)
-    prompts = [system + [i] for i in range(4)]
+    prompts = [[*system, i] for i in range(4)]
     engine.generate(prompts, SamplingParams(max_tokens=1))
     assert len(runner.num_tokens) == 1  # all in one pass, though they share blocks that it writes
     assert engine.stats.prefill_tokens == 101 + 3 * (101 - 96)
@@ -275,7 +275,12 @@ def test_bad_requests_are_refused_before_anything_runs() -> None:
     ok = SamplingParams(max_tokens=4)
     for prompts, params, error, message in [
         ([[1], []], ok, ArgumentError, "Prompt 1 is empty"),
-        ([[1], [2], [50]], ok, ArgumentError, "Prompt 2 holds the token id 50; the model knows the ids 0 to 49"),
+        (
+            [[1], [2], [50]],
+            ok,
+            ArgumentError,
+            "Prompt 2 holds the token id 50; the model knows the ids 0 to 49",
+        ),
         ([[1, -1]], ok, ArgumentError, "Prompt 0 holds the token id -1"),
         ([[1], tokens(400)], ok, CapacityError, "Prompt 1 has 400 tokens; the model's context of 400"),
         ([[1], tokens(126)], ok, CapacityError, "Prompt 1 has 126 tokens and may grow to 130; .* 129"),
