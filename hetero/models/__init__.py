@@ -1,6 +1,7 @@
 """Transformers models whose experts live in RAM, packed, and whose forward the engine and the trainer
 share."""
 
+from hetero.models.adapter import load_adapter, save_adapter
 from hetero.models.checkpointing import set_checkpointing
 from hetero.models.config import HeteroConfig
 from hetero.models.forward import ForwardBatch, forward_hidden
@@ -8,21 +9,42 @@ from hetero.models.hashing import base_hash
 from hetero.models.head import LmHead, head
 from hetero.models.kv import KVPool, KVSpec, kv_spec
 from hetero.models.load import load_model
+from hetero.models.lora import (
+    adapter_version,
+    attach_lora,
+    bump_adapter_version,
+    detach_lora,
+    lora_disabled,
+    lora_parameters,
+)
+from hetero.models.lora_config import LoraConfig
 from hetero.models.probe import scoring_batch
 from hetero.models.quantizer import HeteroQuantizer
+from hetero.models.quickstart import BUILTIN_MODELS, resolve_model
 
 __all__ = [
+    "BUILTIN_MODELS",
     "ForwardBatch",
     "HeteroConfig",
     "HeteroQuantizer",
     "KVPool",
     "KVSpec",
     "LmHead",
+    "LoraConfig",
+    "adapter_version",
+    "attach_lora",
     "base_hash",
+    "bump_adapter_version",
+    "detach_lora",
     "forward_hidden",
     "head",
     "kv_spec",
+    "load_adapter",
     "load_model",
+    "lora_disabled",
+    "lora_parameters",
+    "resolve_model",
+    "save_adapter",
     "scoring_batch",
     "set_checkpointing",
 ]

@@ -12,6 +12,7 @@ from hetero.kernels import ops
 from hetero.kernels.cpu import PackedWeight
 from hetero.models.head_shape import head_shape
 from hetero.models.linear import HeteroLinear
+from hetero.models.lora_linear import LoraLinear, lora_linear
 from hetero.models.torch_rows import token_logprobs
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class LmHead:
         if isinstance(self.weight, PackedWeight):
             out = ops.linear(hidden, self.weight, self.bias, self.lora, out_dtype=torch.float32)
         else:
-            out = torch.nn.functional.linear(hidden, self.weight, self.bias).float()
+            out = lora_linear(hidden, self.weight, self.bias, self.lora).float()
         if self.logit_scale != 1.0:
             out = out * self.logit_scale
         return out if self.softcap is None else torch.tanh(out / self.softcap) * self.softcap
@@ -72,7 +73,8 @@ def head(model: PreTrainedModel) -> LmHead:
     if isinstance(module, HeteroLinear) and module.packed is not None:
         return LmHead(module.packed, module.bias, shape.logit_scale, shape.softcap, module.lora)
     if isinstance(module, torch.nn.Linear):
-        return LmHead(module.weight, module.bias, shape.logit_scale, shape.softcap)
+        lora = module.lora if isinstance(module, LoraLinear) else None
+        return LmHead(module.weight, module.bias, shape.logit_scale, shape.softcap, lora)
     raise ModelError(
         f"the head of {type(model).__name__} is a {type(module).__name__}; hetero needs a linear layer"
     )

@@ -13,7 +13,10 @@ from hetero.errors import ModelError, UnavailableError
 from hetero.models.attention import TORCH_METHOD
 from hetero.models.config import METHOD, HeteroConfig
 from hetero.models.head import head
+from hetero.models.lora import attach_lora
+from hetero.models.lora_config import LoraConfig
 from hetero.models.probe import attention_calls
+from hetero.models.quickstart import resolve_model
 from hetero.models.replace import Placement, make_exact, replace_rotary
 
 
@@ -24,16 +27,20 @@ def load_model(
     dense: str = "bf16",
     device: str = "auto",
     dtype: torch.dtype = torch.bfloat16,
+    lora: LoraConfig | None = None,
+    lora_seed: int = 0,
     **hf_kwargs: Any,
 ) -> PreTrainedModel:
     """Load a causal language model of Transformers, ready for `Engine` and `Trainer`.
 
     Args:
-        path_or_id: checkpoint directory or Hub id.
+        path_or_id: checkpoint directory, Hub id, or a name of `BUILTIN_MODELS` such as "quickstart".
         experts: weight format of the routed experts.
         dense: weight format of the other linears on a CPU; "torch" leaves them, and attention, to PyTorch.
         device: "cpu", "cuda", "cuda:1", or "auto": CUDA when there is one.
         dtype: dtype of activations and of what stays unpacked.
+        lora: adapter to attach; see `LoraConfig`. It changes nothing until it is trained or loaded.
+        lora_seed: seed of the adapter's first values.
         hf_kwargs: passed to `AutoModelForCausalLM.from_pretrained` (revision, token, trust_remote_code, ...).
 
     Returns: the Transformers model in eval mode, its base frozen. `model.hetero` is its `Placement`; what
@@ -41,6 +48,7 @@ def load_model(
     Raises: ModelError when the model cannot be expressed, UnavailableError without the asked device.
     """
     where = pick_device(device)
+    path_or_id = resolve_model(path_or_id)
     on_cpu = where.type == "cpu"
     exact = on_cpu and dense != "torch"
     config = AutoConfig.from_pretrained(path_or_id, **_config_kwargs(hf_kwargs))
@@ -73,6 +81,8 @@ def load_model(
         replace_rotary(model)
     attention_calls(model)
     head(model)
+    if lora is not None:
+        attach_lora(model, lora, seed=lora_seed)
     return model
 
 

@@ -118,7 +118,7 @@ def open_source(source: str | Path) -> TensorSource:
         )
     except (OSError, ValueError) as error:  # every failure of the Hub client is one of these two
         raise UnavailableError(
-            f"{source} is not a directory here and the Hugging Face Hub gives nothing ({type(error).__name__}). "
+            f"{source} is no directory here and the Hugging Face Hub gives nothing ({type(error).__name__}). "
             "Pass an existing directory or .gguf file, or download the model where there is a network."
         ) from error
     return SafetensorsSource(directory)
