@@ -15,6 +15,10 @@ class ShapeError(HeteroError, ValueError):
     """A tensor has the wrong shape, dtype or layout."""
 
 
+class ArgumentError(HeteroError, ValueError):
+    """An argument of a public call has a value that it cannot take."""
+
+
 class ModelError(HeteroError, ValueError):
     """A model, checkpoint or adapter cannot be used as asked."""
 

@@ -1,0 +1,10 @@
+"""Rollouts: continuous batching over a paged, prefix-shared KV cache, on the model that is trained."""
+
+from __future__ import annotations
+
+from hetero.engine.engine import Engine
+from hetero.engine.params import SamplingParams
+from hetero.engine.sequence import Completion, FinishReason, Piece
+from hetero.engine.stats import EngineStats
+
+__all__ = ["Completion", "Engine", "EngineStats", "FinishReason", "Piece", "SamplingParams"]

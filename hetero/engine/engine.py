@@ -1,0 +1,187 @@
+"""The engine's front: checks requests, runs steps until they are done, hands back completions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING
+
+from hetero.engine.model_runner import ModelRunner
+from hetero.engine.params import SamplingParams, parse_bytes
+from hetero.engine.requests import Requests
+from hetero.engine.runner import Runner
+from hetero.engine.sequence import Completion, Piece, Sequence
+from hetero.engine.stats import EngineStats
+from hetero.engine.stepper import Stepper
+from hetero.engine.stop import TextStream
+from hetero.errors import ArgumentError, UnavailableError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+class Engine:
+    """Generates completions with a model that someone else may train between calls.
+
+    Results depend on the model, the prompt, the parameters and the random stream of a sequence only: not on
+    the other sequences, `max_num_seqs`, `prefill_chunk`, `kv_memory`, or what the prefix cache holds.
+
+    Args:
+        model: from `load_model` (or a `Runner` of your own).
+        tokenizer: needed for stop strings and for text in `stream`; its end-of-sequence id ends sequences
+            too.
+        max_num_seqs: sequences that may run at once.
+        kv_memory: of the KV cache, allocated here and once: bytes, or such as "1GiB".
+        prefill_chunk: prompt tokens computed per step, beside the running sequences' tokens.
+        seed: of the random streams where `SamplingParams.seed` is None.
+
+    Raises:
+        ArgumentError: a setting has a value that makes no sense.
+        CapacityError: kv_memory holds less than one block.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel | Runner,
+        *,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        max_num_seqs: int = 64,
+        kv_memory: int | str = "1GiB",
+        prefill_chunk: int = 512,
+        seed: int = 0,
+    ) -> None:
+        for name, value in (("max_num_seqs", max_num_seqs), ("prefill_chunk", prefill_chunk)):
+            if value < 1:
+                raise ArgumentError(f"Engine({name}={value}); expected at least 1.")
+        runner: Runner
+        runner = model if isinstance(model, Runner) else ModelRunner(model, kv_memory=parse_bytes(kv_memory))
+        self._tokenizer = tokenizer
+        self._stepper: Stepper | None = Stepper(
+            runner, max_num_seqs=max_num_seqs, prefill_chunk=prefill_chunk
+        )
+        self._requests = Requests(runner, tokenizer, seed)
+        self._stats = self._stepper.stats
+
+    @property
+    def stats(self) -> EngineStats:
+        """Counts and seconds since the engine was made."""
+        return self._stats
+
+    def generate(
+        self,
+        prompts: Seq[Seq[int]],
+        params: SamplingParams | Seq[SamplingParams] | None = None,
+        *,
+        streams: Seq[tuple[int, int]] | None = None,
+        on_token: Callable[[int, int], None] | None = None,
+        on_finish: Callable[[int, Completion], None] | None = None,
+    ) -> list[Completion]:
+        """Complete prompts.
+
+        Args:
+            prompts: token ids. Identical prompts are computed once.
+            params: for all, or one for each prompt.
+            streams: (task, sample) ids of the random stream of each prompt; (i, 0) by default.
+            on_token: called with (index of the prompt, token id) as tokens come.
+            on_finish: called with (index of the prompt, completion) as sequences end.
+
+        Returns: completions in the order of the prompts. One whose logits turned NaN has finish_reason
+            "abort".
+
+        Raises:
+            ArgumentError: an empty prompt, an unknown token id, lists of unequal length, stop strings
+                without tokenizer.
+            CapacityError: a prompt does not fit in the model's context or, with max_tokens, in kv_memory.
+                Nothing ran.
+        """
+        stepper = self._open()
+        sequences = self._requests.sequences(prompts, params, streams, stepper.blocks)
+        stepper.add(sequences)
+        mine, left = set(sequences), len(sequences)
+        try:
+            while left:
+                for sequence in self._step(stepper):
+                    if sequence not in mine:
+                        continue
+                    done = sequence.completion
+                    aborted = done is not None and done.finish_reason == "abort"
+                    if on_token is not None and not aborted:
+                        on_token(sequence.index, sequence.token_ids[-1])
+                    if done is not None:
+                        left -= 1
+                        if on_finish is not None:
+                            on_finish(sequence.index, done)
+        finally:
+            for sequence in sequences:
+                if sequence.completion is None:
+                    stepper.cancel(sequence, "generate was interrupted")
+        return [sequence.completion for sequence in sequences if sequence.completion is not None]
+
+    def stream(
+        self, prompt: Seq[int], params: SamplingParams | None = None, *, stream: tuple[int, int] = (0, 0)
+    ) -> Iterator[Piece]:
+        """Complete one prompt, yielding each token as it comes; arguments and errors as in `generate`.
+
+        Other calls may run between pieces. Closing the iterator ends the sequence.
+        """
+        # Complain now, not at the first piece.
+        self._requests.sequences([prompt], params, [stream], self._open().blocks)
+        return self._pieces(prompt, params, stream)
+
+    def _pieces(
+        self, prompt: Seq[int], params: SamplingParams | None, stream: tuple[int, int]
+    ) -> Iterator[Piece]:
+        stepper = self._open()
+        sequence = self._requests.sequences([prompt], params, [stream], stepper.blocks)[0]
+        text = TextStream(self._tokenizer, sequence.params.stop)
+        num_shown = 0
+        stepper.add([sequence])
+        try:
+            while True:
+                while sequence.completion is None and num_shown == len(sequence.logprobs):
+                    self._step(stepper)
+                done = sequence.completion
+                if num_shown == len(sequence.logprobs):  # aborted
+                    yield Piece(None, math.nan, text.feed(None, last=True), done)
+                    return
+                token_id = sequence.token_ids[len(sequence.prompt.token_ids) + num_shown]
+                logprob = sequence.logprobs[num_shown]
+                num_shown += 1
+                if done is None or done.finish_reason == "abort" or num_shown < len(sequence.logprobs):
+                    yield Piece(token_id, logprob, text.feed(token_id))
+                    continue
+                shown = text.feed(None if token_id == done.stop else token_id, last=True)
+                yield Piece(token_id, logprob, shown, done)
+                return
+        finally:
+            if sequence.completion is None:
+                stepper.cancel(sequence, "the reader left")
+
+    def _step(self, stepper: Stepper) -> list[Sequence]:
+        try:
+            return stepper.step()
+        except BaseException as error:
+            stepper.abandon(f"the engine failed: {error!r}")
+            raise
+
+    def reset_cache(self) -> None:
+        """Forget every cached prefix."""
+        stepper = self._open()
+        for name in stepper.blocks.namespaces():
+            stepper.blocks.retire(name)
+
+    def close(self) -> None:
+        """Give the KV memory back; the engine cannot be used any more."""
+        self._stepper = None
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _open(self) -> Stepper:
+        if self._stepper is None:
+            raise UnavailableError("This engine is closed; make a new Engine to generate again.")
+        return self._stepper

@@ -1,0 +1,206 @@
+"""Accounting of the KV cache: who holds which block, and which blocks hold a known prefix.
+
+The bytes live in a `BlockStore`. A full block has a content id: a 128-bit hash of its parent's id and its
+tokens, rooted in a namespace ("base", "policy:7"). The namespace stands for everything else that the keys and
+values depend on, so two blocks with one id hold the same bits. Blocks are shared by reference count; one that
+nobody holds stays findable until its memory is needed, least recently released first. A sequence releases its
+last block first, so a prefix outlives what continues it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+from typing import Protocol
+
+from hetero.kernels.batch import KV_BLOCK
+
+
+class BlockStore(Protocol):
+    """The memory behind the blocks."""
+
+    @property
+    def num_blocks(self) -> int: ...
+
+    def zero_block(self, i: int) -> None: ...
+
+    def copy_block(self, src: int, dst: int) -> None: ...
+
+
+class Namespace:
+    """A part of the cache that is valid, and dropped, as one.
+
+    Attributes:
+        name: such as "policy:7".
+        root: the id from which the chains of block ids start.
+        table: content id -> block.
+        idle: registered blocks that nobody holds -> time of release, oldest first.
+        alive: False once retired.
+    """
+
+    __slots__ = ("alive", "idle", "name", "root", "table")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.root = blake2b(name.encode(), digest_size=16).digest()
+        self.table: dict[bytes, int] = {}
+        self.idle: OrderedDict[int, int] = OrderedDict()
+        self.alive = True
+
+
+def extend_hashes(
+    hashes: list[bytes], namespace: Namespace, token_ids: Sequence[int], num_blocks: int
+) -> None:
+    """Append the content ids of the full blocks of `token_ids` until there are `num_blocks`."""
+    parent = hashes[-1] if hashes else namespace.root
+    for i in range(len(hashes), num_blocks):
+        tokens = array("q", token_ids[i * KV_BLOCK : (i + 1) * KV_BLOCK])
+        parent = blake2b(parent + tokens.tobytes(), digest_size=16).digest()
+        hashes.append(parent)
+
+
+class BlockManager:
+    """Hands out blocks, counts references and finds prefixes.
+
+    A block is in exactly one of four states: held (references > 0), idle in a live namespace (findable),
+    idle in a retired one (not findable, reused before any findable block), or blank.
+
+    Args:
+        store: the memory, zeroed unless `dirty`. What a block held before must not reach its next owner:
+            attention multiplies what lies beyond a sequence's end by 0, so a NaN there would spread.
+    """
+
+    def __init__(self, store: BlockStore, *, dirty: bool = False) -> None:
+        self.store = store
+        self.num_blocks = store.num_blocks
+        self._blank = list(range(self.num_blocks - 1, -1, -1))
+        self._dirty = bytearray([dirty]) * self.num_blocks
+        self._references = [0] * self.num_blocks
+        self._home: list[Namespace | None] = [None] * self.num_blocks
+        self._id: list[bytes | None] = [None] * self.num_blocks
+        self._spaces: dict[str, Namespace] = {}
+        self._retired: list[OrderedDict[int, int]] = []
+        self._clock = itertools.count()
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that `allocate` can hand out now; findable ones count, they are only kept until needed."""
+        idle = sum(len(space.idle) for space in self._spaces.values())
+        return len(self._blank) + idle + sum(map(len, self._retired))
+
+    def references(self, block: int) -> int:
+        """How many holders a block has."""
+        return self._references[block]
+
+    # --- namespaces
+
+    def namespace(self, name: str) -> Namespace:
+        """The live namespace of that name, made if there is none."""
+        space = self._spaces.get(name)
+        if space is None:
+            space = self._spaces[name] = Namespace(name)
+        return space
+
+    def namespaces(self) -> list[str]:
+        """Names of the live namespaces."""
+        return list(self._spaces)
+
+    def retire(self, name: str) -> None:
+        """Make every block of a namespace unfindable, in constant time; those held live on until released."""
+        space = self._spaces.pop(name, None)
+        if space is not None:
+            space.alive = False
+            space.table = {}
+            if space.idle:
+                self._retired.append(space.idle)
+
+    # --- blocks
+
+    def allocate(self, *, zero: bool = True) -> int | None:
+        """Take a block with one reference and no content id; None when all are held."""
+        if self._blank:
+            block = self._blank.pop()
+        elif self._retired:
+            block, _ = self._retired[-1].popitem()
+            if not self._retired[-1]:
+                self._retired.pop()
+        else:
+            evicted = self._evict()
+            if evicted is None:
+                return None
+            block = evicted
+        self._home[block] = self._id[block] = None
+        self._references[block] = 1
+        if zero and self._dirty[block]:
+            self.store.zero_block(block)
+        self._dirty[block] = 1
+        return block
+
+    def _evict(self) -> int | None:
+        spaces = [space for space in self._spaces.values() if space.idle]
+        if not spaces:
+            return None
+        oldest = min(spaces, key=lambda space: next(iter(space.idle.values())))
+        block, _ = oldest.idle.popitem(last=False)
+        content_id = self._id[block]
+        assert content_id is not None
+        del oldest.table[content_id]
+        return block
+
+    def acquire(self, blocks: Iterable[int]) -> None:
+        """Add a reference to blocks that are held or findable."""
+        for block in blocks:
+            if self._references[block] == 0:
+                home = self._home[block]
+                assert home is not None, "acquire of a block that nobody holds and nobody can find"
+                del home.idle[block]
+            self._references[block] += 1
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Drop a reference from each block, the last one first."""
+        for block in reversed(blocks):
+            self._references[block] -= 1
+            assert self._references[block] >= 0, "release of a block that nobody holds"
+            if self._references[block]:
+                continue
+            home = self._home[block]
+            if home is not None and home.alive:
+                home.idle[block] = next(self._clock)
+            else:
+                self._home[block] = self._id[block] = None
+                self._blank.append(block)
+
+    def make_private(self, block: int) -> int | None:
+        """The block itself when the caller is its only holder, else a copy in its place; None if full."""
+        if self._references[block] == 1:
+            return block
+        copy = self.allocate(zero=False)
+        if copy is not None:
+            self.store.copy_block(block, copy)
+            self._references[block] -= 1
+        return copy
+
+    # --- content
+
+    def register(self, namespace: Namespace, content_id: bytes, block: int) -> None:
+        """Make a full held block findable; a second block of the same content stays private to its holder."""
+        if (
+            namespace.alive
+            and self._home[block] is None
+            and namespace.table.setdefault(content_id, block) == block
+        ):
+            self._home[block], self._id[block] = namespace, content_id
+
+    def find(self, namespace: Namespace, content_ids: Iterable[bytes]) -> list[int]:
+        """Blocks of the longest known prefix, a reference taken on each."""
+        blocks = []
+        for content_id in content_ids:
+            block = namespace.table.get(content_id)
+            if block is None:
+                break
+            blocks.append(block)
+        self.acquire(blocks)
+        return blocks

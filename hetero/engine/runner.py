@@ -1,0 +1,57 @@
+"""What the engine needs of a model, and that of a Transformers model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import torch
+
+from hetero.engine.kv_cache import BlockStore
+
+if TYPE_CHECKING:
+    from hetero.kernels.batch import AttentionBatch
+
+
+@runtime_checkable
+class Runner(Protocol):
+    """Computes hidden states over a paged KV store, and logits."""
+
+    @property
+    def store(self) -> BlockStore:
+        """The blocks of the KV cache."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        ...
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens of a sequence, prompt and completion."""
+        ...
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Token ids that end a sequence by themselves."""
+        ...
+
+    def namespace(self) -> str:
+        """Which weights run now: "base", or or one that starts with "policy:<version>".
+
+        Equal names promise equal bits."""
+        ...
+
+    def adapter_version(self) -> int:
+        """Version of the adapter."""
+        ...
+
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionBatch
+    ) -> torch.Tensor:
+        """Write the keys and values of all T tokens, then return their final hidden states [T, H]."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[N, H] -> fp32 [N, V]."""
+        ...

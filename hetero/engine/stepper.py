@@ -1,0 +1,164 @@
+"""One step of the engine: schedule, forward, draw, finish."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+import torch
+
+from hetero.engine.batch import BatchBuilder, Step
+from hetero.engine.kv_cache import BlockManager
+from hetero.engine.runner import Runner
+from hetero.engine.sampler import Sampler
+from hetero.engine.scheduler import Scheduler
+from hetero.engine.sequence import Prompt, Sequence
+from hetero.engine.stats import EngineStats
+from hetero.kernels.batch import KV_BLOCK
+
+
+class Stepper:
+    """Carries all live sequences forward, one token each at a time.
+
+    Args:
+        runner: the model.
+        max_num_seqs: sequences that may run at once.
+        prefill_chunk: prompt tokens per step.
+    """
+
+    def __init__(self, runner: Runner, *, max_num_seqs: int, prefill_chunk: int) -> None:
+        self.stats = EngineStats()
+        self._runner = runner
+        self._max_num_seqs = max_num_seqs
+        self._prefill_chunk = prefill_chunk
+        self._builder = BatchBuilder(max_num_seqs=max_num_seqs, prefill_chunk=prefill_chunk)
+        self._sampler = Sampler(max_num_seqs=max_num_seqs, vocab_size=runner.vocab_size)
+        self._namespace = ""
+        self._start_empty(dirty=False)
+
+    def _start_empty(self, *, dirty: bool) -> None:
+        self.blocks = BlockManager(self._runner.store, dirty=dirty)
+        max_blocks = min(self.blocks.num_blocks, -(-self._runner.context_length // KV_BLOCK))
+        self.scheduler = Scheduler(
+            self.blocks,
+            max_num_seqs=self._max_num_seqs,
+            prefill_chunk=self._prefill_chunk,
+            max_blocks=max_blocks,
+        )
+
+    def add(self, sequences: list[Sequence]) -> None:
+        """Queue sequences."""
+        for sequence in sequences:
+            self.scheduler.add(sequence)
+
+    def cancel(self, sequence: Sequence, message: str) -> None:
+        """End a sequence before its time."""
+        self.scheduler.remove(sequence)
+        sequence.finish("abort", message=message)
+        self.stats.num_finished += 1
+        self.stats.num_aborted += 1
+
+    def abandon(self, message: str) -> None:
+        """End every live sequence and forget the cache, after an error that may have left it half written."""
+        for sequence in self.scheduler.sequences:
+            sequence.finish("abort", message=message)
+            self.stats.num_finished += 1
+            self.stats.num_aborted += 1
+        self._start_empty(dirty=True)
+
+    def step(self) -> list[Sequence]:
+        """Run one forward pass and draw; returns the sequences that got a token or ended."""
+        cancelled = self._follow_adapter()
+        if cancelled and not self.scheduler.sequences:
+            return cancelled
+        return cancelled + self._step()
+
+    def _follow_adapter(self) -> list[Sequence]:
+        """Drop cached prefixes of adapter versions that are gone, and the sequences that began under them."""
+        current = self._runner.namespace()
+        if current == self._namespace:
+            return []
+        self._namespace = current
+        cancelled = [s for s in self.scheduler.sequences if s.prompt.namespace.name != current]
+        for sequence in cancelled:
+            began = sequence.prompt.namespace.name
+            self.cancel(sequence, f"the adapter changed from {began} to {current} while the sequence ran")
+        for name in self.blocks.namespaces():
+            if name not in (current, "base") and current != "base":
+                self.blocks.retire(name)
+        return cancelled
+
+    @torch.inference_mode()
+    def _step(self) -> list[Sequence]:
+        began = perf_counter()
+        step = self.scheduler.schedule()
+        hidden, forward_seconds = self._forward(step)
+        sequences, rows, states = self._ready(step, hidden)
+        draw_began = perf_counter()
+        drawn = (
+            self._sampler.draw(sequences, rows, states, self._runner.logits) if sequences else ([], [], [])
+        )
+        draw_seconds = perf_counter() - draw_began
+        for sequence, token_id, logprob, raw_logprob in zip(sequences, *drawn, strict=True):
+            self._append(sequence, token_id, logprob, raw_logprob)
+        self.stats.num_preemptions += self.scheduler.take_num_preemptions()
+        self.stats.sample_seconds += draw_seconds
+        self.stats.schedule_seconds += perf_counter() - began - forward_seconds - draw_seconds
+        return sequences
+
+    def _forward(self, step: Step) -> tuple[torch.Tensor, float]:
+        """Final hidden states [T, H] of a step's tokens and the seconds it took; no tokens, no pass."""
+        num_prefill, num_decode = step.num_prefill_tokens, len(step.decodes)
+        if not num_prefill + num_decode:
+            return torch.empty(0), 0.0
+        batch = self._builder.build(step, self.scheduler.tables)
+        began = perf_counter()
+        hidden = self._runner.forward(*batch)
+        seconds = perf_counter() - began
+        self.stats.add_forward(seconds, prefill_tokens=num_prefill, decode_tokens=num_decode)
+        return hidden, seconds
+
+    def _ready(self, step: Step, hidden: torch.Tensor) -> tuple[list[Sequence], list[int], torch.Tensor]:
+        """The sequences that draw now, the row of each, and the hidden states [R, H] that the rows mean."""
+        sequences = list(step.decodes)
+        picked = list(range(len(sequences)))  # rows of `hidden`
+        row_of: dict[Prompt, int] = {}
+        end = len(sequences)
+        for chunk in step.chunks:
+            end += chunk.end - chunk.start
+            if chunk.last:
+                prompt = chunk.sequence.prompt
+                if prompt.leader is chunk.sequence:
+                    self.stats.cached_tokens += chunk.sequence.num_cached_tokens
+                    self.scheduler.hold(chunk.sequence, hidden[end - 1])
+                    row_of[prompt] = len(picked)
+                sequences.append(chunk.sequence)
+                picked.append(end - 1)
+        rows = list(range(len(picked)))
+        kept: list[torch.Tensor] = []  # of prompts computed in earlier steps
+        for sequence in self.scheduler.fork_waiting():
+            prompt = sequence.prompt
+            if prompt not in row_of:
+                assert prompt.hidden is not None
+                row_of[prompt] = len(picked) + len(kept)
+                kept.append(prompt.hidden)
+            self.stats.cached_tokens += sequence.num_cached_tokens
+            sequences.append(sequence)
+            rows.append(row_of[prompt])
+        parts = [hidden[torch.tensor(picked)]] if picked else []
+        parts += [torch.stack(kept)] if kept else []
+        return sequences, rows, torch.cat(parts) if parts else hidden
+
+    def _append(self, sequence: Sequence, token_id: int, logprob: float, raw_logprob: float) -> None:
+        if token_id < 0:
+            place = len(sequence.token_ids)
+            self.cancel(sequence, f"the model's logits at position {place} hold a NaN or an infinity")
+            return
+        sequence.token_ids.append(token_id)
+        sequence.logprobs.append(logprob)
+        sequence.raw_logprobs.append(raw_logprob)
+        self.stats.sampled_tokens += 1
+        stop = sequence.stopper.check(token_id)
+        if stop is not None or len(sequence.token_ids) >= sequence.limit:
+            self.scheduler.remove(sequence)
+            sequence.finish("length" if stop is None else "stop", stop=stop)
+            self.stats.num_finished += 1
