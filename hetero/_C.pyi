@@ -61,3 +61,70 @@ def linear_backward(
     da: Tensor | None,
     db: Tensor | None,
 ) -> None: ...
+
+class HeadRows:
+    def __init__(self, data: int, row_stride: int, head_stride: int) -> None: ...
+
+class AttentionShape:
+    def __init__(self, tokens: int, heads: int, kv_heads: int, dim: int, v_dim: int) -> None: ...
+
+class AttentionParams:
+    def __init__(self, scale: float, window: int, softcap: float, sinks: int) -> None: ...
+
+class Segments:
+    def __init__(self, count: int, q_start: int, kv_len: int) -> None: ...
+
+def attention(
+    c: Context,
+    shape: AttentionShape,
+    q: HeadRows,
+    k: HeadRows,
+    v: HeadRows,
+    segments: Segments,
+    kv_rows: int,
+    kv_start: int,
+    num_rows: int,
+    params: AttentionParams,
+    out: int,
+    lse: int,
+) -> None: ...
+def attention_backward(
+    c: Context,
+    shape: AttentionShape,
+    q: HeadRows,
+    k: HeadRows,
+    v: HeadRows,
+    out: int,
+    lse: int,
+    dout: HeadRows,
+    segments: Segments,
+    kv_rows: int,
+    kv_start: int,
+    params: AttentionParams,
+    dq: int,
+    dk: int,
+    dv: int,
+) -> None: ...
+def paged_attention(
+    c: Context,
+    shape: AttentionShape,
+    q: HeadRows,
+    segments: Segments,
+    k_pool: int,
+    v_pool: int,
+    num_blocks: int,
+    tables: int,
+    stride: int,
+    params: AttentionParams,
+    out: int,
+) -> None: ...
+def write_kv(
+    c: Context,
+    shape: AttentionShape,
+    k: HeadRows,
+    v: HeadRows,
+    slots: int,
+    k_pool: int,
+    v_pool: int,
+    num_blocks: int,
+) -> None: ...

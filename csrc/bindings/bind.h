@@ -10,5 +10,6 @@ namespace nb = nanobind;
 void bind_context(nb::module_& module);
 void bind_rows(nb::module_& module);
 void bind_linear(nb::module_& module);
+void bind_attention(nb::module_& module);
 
 }  // namespace hetero

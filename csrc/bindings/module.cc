@@ -7,4 +7,5 @@ NB_MODULE(_C, module) {
   hetero::bind_context(module);
   hetero::bind_rows(module);
   hetero::bind_linear(module);
+  hetero::bind_attention(module);
 }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from hetero.kernels.batch import KV_BLOCK
 from hetero.kernels.cpu.context import Context, context, isa, isas, kernels, using
 from hetero.kernels.cpu.linear import LinearGrads, PackedLora, linear, linear_backward
 from hetero.kernels.cpu.packed import PANEL, PackedWeight, pack, padded
 
 __all__ = [
+    "KV_BLOCK",
     "PANEL",
     "Context",
     "LinearGrads",

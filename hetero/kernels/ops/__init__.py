@@ -1,14 +1,20 @@
 """Differentiable operations over the CPU kernels."""
 
+from hetero.kernels.batch import AttentionBatch, KVLayer
+from hetero.kernels.ops.attention import attention, paged_attention
 from hetero.kernels.ops.linear import linear
 from hetero.kernels.ops.lora import LoraFactors
 from hetero.kernels.ops.rows import activation, gated_activation, rms_norm, softmax, topk
 
 __all__ = [
+    "AttentionBatch",
+    "KVLayer",
     "LoraFactors",
     "activation",
+    "attention",
     "gated_activation",
     "linear",
+    "paged_attention",
     "rms_norm",
     "softmax",
     "topk",
