@@ -34,7 +34,8 @@ _TOP_NAMES = {
 }
 
 
-def _gguf_package() -> Any:
+def gguf_package() -> Any:
+    """The optional `gguf` package. Raises UnavailableError when it is not installed."""
     try:
         import gguf  # noqa: PLC0415  (optional third-party package)
     except ImportError as error:
@@ -51,7 +52,7 @@ class GgufSource:
         self.path = Path(path)
         if not self.path.is_file():
             raise ModelError(f"there is no GGUF file at {self.path}")
-        self._package = _gguf_package()
+        self._package = gguf_package()
         try:
             self._reader = self._package.GGUFReader(self.path)
         except ValueError as error:

