@@ -72,6 +72,18 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "norm_topk_prob": True,
         },
     ),
+    "granite": ("Granite", {"logits_scaling": 8.0, "tie_word_embeddings": True}),
+    "cohere2": ("Cohere2", {"logit_scale": 0.25, "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]}),
+    "gemma2": (
+        "Gemma2",
+        {
+            "final_logit_softcapping": 7.0,
+            "attn_logit_softcapping": 5.0,
+            "query_pre_attn_scalar": 16,
+            "sliding_window": 9,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
     "llama": ("Llama", {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {"tie_word_embeddings": False}),
 }
