@@ -73,7 +73,10 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "granite": ("Granite", {"logits_scaling": 8.0, "tie_word_embeddings": True}),
-    "cohere2": ("Cohere2", {"logit_scale": 0.25, "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]}),
+    "cohere2": (
+        "Cohere2",
+        {"logit_scale": 0.25, "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
     "gemma2": (
         "Gemma2",
         {

@@ -62,7 +62,9 @@ def exact_norm(module: nn.Module) -> nn.Module | None:
     for offset in (0.0, 1.0):
         if _is_rms_norm(module, weight.shape[0], float(eps), offset):
             return HeteroRMSNorm(weight, float(eps), offset, _rounds_first(module, weight.shape[0], offset))
-    return HeteroLayerNorm(weight, float(eps)) if _is_layer_norm(module, weight.shape[0], float(eps)) else None
+    return (
+        HeteroLayerNorm(weight, float(eps)) if _is_layer_norm(module, weight.shape[0], float(eps)) else None
+    )
 
 
 def _samples(size: int) -> tuple[Tensor, Tensor]:
@@ -100,8 +102,8 @@ def _is_layer_norm(module: nn.Module, size: int, eps: float) -> bool:
 
 
 def _rounds_first(module: nn.Module, size: int, offset: float) -> bool:
-    """Whether the module rounds to bf16 before it multiplies by the weight: it then returns what rounding twice
-    gives."""
+    """Whether the module rounds to bf16 before it multiplies by the weight: it then returns what two
+    roundings give."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(64, size, generator=generator).bfloat16()
     weight = (torch.randn(size, generator=generator) + 1.0 - offset).bfloat16()

@@ -1,4 +1,4 @@
-"""Functions inside a module's own forward, routed through the kernels: right values, no trace of the batch."""
+"""Functions inside a module's own forward, routed through the kernels: right, and free of the batch."""
 
 from __future__ import annotations
 

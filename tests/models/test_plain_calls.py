@@ -100,7 +100,9 @@ class _Attention(torch.nn.Module):
         ({"position_bias": torch.zeros(1)}, "passes position_bias"),
     ],
 )
-def test_attention_that_would_be_computed_wrongly_is_refused(options: dict[str, object], message: str) -> None:
+def test_attention_that_would_be_computed_wrongly_is_refused(
+    options: dict[str, object], message: str
+) -> None:
     q = torch.zeros(1, 2, 3, 8)
     with pytest.raises(ModelError, match=message):
         hetero_torch_attention(_Attention(), q, q, q, None, **options)

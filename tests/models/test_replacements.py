@@ -78,8 +78,17 @@ def test_a_name_is_not_enough() -> None:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("silu", "silu"), ("gelu", "gelu"), ("gelu_pytorch_tanh", "gelu_tanh"), ("gelu_new", "gelu_tanh")]
-    + [("relu", "relu"), ("sigmoid", "sigmoid"), ("swish", "silu"), ("relu2", None), ("tanh", None)],
+    [
+        ("silu", "silu"),
+        ("swish", "silu"),
+        ("gelu", "gelu"),
+        ("gelu_pytorch_tanh", "gelu_tanh"),
+        ("gelu_new", "gelu_tanh"),
+        ("relu", "relu"),
+        ("sigmoid", "sigmoid"),
+        ("relu2", None),
+        ("tanh", None),
+    ],
 )
 def test_activations_are_recognised_by_value(name: str, kind: str | None) -> None:
     assert activation_kind(ACT2FN[name]) == kind

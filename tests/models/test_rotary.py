@@ -1,4 +1,4 @@
-"""Rotary angles by table: the original's values, the same whenever they are asked for, refused where they would change."""
+"""Rotary angles by table: the original's, the same whenever asked for, refused where they would change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from hetero.models.rotary import RotaryTable, rotary_limit
 def llama(**rope: object) -> LlamaRotaryEmbedding:
     parameters = {"rope_type": "default", "rope_theta": 10000.0, **rope}
     return LlamaRotaryEmbedding(
-        LlamaConfig(hidden_size=64, num_attention_heads=4, max_position_embeddings=64, rope_parameters=parameters)
+        LlamaConfig(
+            hidden_size=64, num_attention_heads=4, max_position_embeddings=64, rope_parameters=parameters
+        )
     )
 
 

@@ -41,9 +41,7 @@ class Pager:
             token_ids += ids
             positions += range(start, start + len(ids))
             table = self.tables[sequence].tolist()
-            slots += [
-                table[p // KV_BLOCK] * KV_BLOCK + p % KV_BLOCK for p in range(start, start + len(ids))
-            ]
+            slots += [table[p // KV_BLOCK] * KV_BLOCK + p % KV_BLOCK for p in range(start, start + len(ids))]
         q_lengths = [len(ids) for _, ids in work]
         batch = AttentionBatch(
             q_start=torch.tensor([0, *q_lengths]).cumsum(0).to(torch.int32),
@@ -52,6 +50,7 @@ class Pager:
             slots=torch.tensor(slots),
         )
         hidden = forward_hidden(
-            self.model, ForwardBatch(torch.tensor(token_ids), torch.tensor(positions), batch, self.pool.layers)
+            self.model,
+            ForwardBatch(torch.tensor(token_ids), torch.tensor(positions), batch, self.pool.layers),
         )
         return list(hidden.split(q_lengths))

@@ -42,6 +42,6 @@ def test_logits_are_as_close_to_fp32_as_eager_bf16(
         plain = model(IDS).logits[0].float()
     theirs = errors(eager(path, torch.bfloat16), want)
     for ours in (errors(packed, want), errors(plain, want)):
-        # The median, because rounding sends a token near a tie to another expert now and then, here and there.
+        # The median: rounding sends a token near a tie to another expert now and then, here and there.
         assert float(ours.median()) <= 1.5 * float(theirs.median())
         assert float((ours > 10 * theirs.median()).float().mean()) < 0.15
