@@ -43,5 +43,9 @@ class CheckpointError(HeteroError, RuntimeError):
     """A checkpoint or run directory is missing, torn or belongs to another recipe."""
 
 
+class TrainingError(HeteroError, RuntimeError):
+    """Training cannot go on: calls out of order, or gradients that stay non-finite."""
+
+
 class UnavailableError(HeteroError, RuntimeError):
     """A needed resource (package, file, device, instruction set) is not there."""

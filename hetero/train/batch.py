@@ -78,10 +78,8 @@ class MicroBatch:
 
     head_rows, head_targets [U]: rows of the hidden states for the LM head and the token each must predict.
     pairs [N]: index into these of every trained token, samples in order, tokens in order.
-    samples [N]: index of the sample in the list given to `pack`; offsets [N]: index of the token in its
-    completion.
-    num_tokens: tokens of its samples, prompts and completions, counted without sharing; num_rows = T with
-        sharing.
+    samples [N]: index of each token's sample in the list given to `pack`; offsets [N]: its place in there.
+    num_tokens: tokens of the samples, prompts and completions, without sharing; num_rows: T, with sharing.
     """
 
     forward: ForwardBatch
@@ -96,9 +94,7 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class _Row:
-    """A sample on its way into a tree: `inputs` are the tokens that need rows, `offsets` its trained
-    tokens.
-    """
+    """A sample on its way into a tree: `inputs` need rows, `offsets` are its trained tokens."""
 
     index: int
     inputs: Ints
@@ -110,12 +106,11 @@ class _Row:
 def pack(
     samples: Sequence[TrainSample], max_rows: int, *, context: float = math.inf, every_token: bool = False
 ) -> list[MicroBatch]:
-    """Cut `samples` into micro-batches of at most `max_rows` rows, groups together, in order of first
-    appearance.
+    """Cut `samples` into micro-batches of at most `max_rows` rows, groups together, in order of appearance.
 
     A sample longer than `max_rows` gets a micro-batch of its own; one longer than `context` raises
-    CapacityError. Samples without a trained token appear in none. `every_token` takes masked tokens as
-    targets too (scoring).
+    CapacityError. Samples without a trained token appear in none. With `every_token`, for scoring, masked
+    tokens are targets too.
     """
     first_of_group: dict[int, int] = {}
     for sample in samples:

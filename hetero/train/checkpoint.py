@@ -32,7 +32,7 @@ def write_checkpoint(directory: str | Path, write: Callable[[Path], None]) -> Pa
     """
     target = Path(directory)
     target.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(target.parent)
+    _sweep(target)
     staging = target.parent / f".{target.name}.writing"
     staging.mkdir()
     write(staging)
@@ -44,14 +44,12 @@ def write_checkpoint(directory: str | Path, write: Callable[[Path], None]) -> Pa
         target.rename(target.parent / f".{target.name}.replaced")
     staging.rename(target)
     _sync(target.parent)
-    _sweep(target.parent)
+    _sweep(target)
     return target
 
 
 def verify_checkpoint(directory: str | Path) -> Path:
-    """Check every file of a checkpoint against its manifest. Raises CheckpointError naming the first bad
-    one.
-    """
+    """Check every file against the manifest. Raises CheckpointError naming the first bad one."""
     target = Path(directory)
     _recover(target)
     if not target.is_dir():
@@ -108,12 +106,14 @@ def _recover(target: Path) -> None:
         replaced.rename(target)
 
 
-def _sweep(parent: Path) -> None:
-    """Remove what killed saves and prunes left behind."""
-    checkpoints(parent)
-    for suffix in ("writing", "removing", "replaced"):
-        for path in parent.glob(f".*.{suffix}"):
-            shutil.rmtree(path)
+def _sweep(target: Path) -> None:
+    """Remove what killed saves and prunes of this checkpoint and of its siblings left behind."""
+    _recover(target)
+    checkpoints(target.parent)
+    for name in (target.name, "step-*"):
+        for suffix in ("writing", "removing", "replaced"):
+            for path in target.parent.glob(f".{name}.{suffix}"):
+                shutil.rmtree(path)
 
 
 def _files(root: Path) -> Iterator[Path]:

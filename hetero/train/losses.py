@@ -16,7 +16,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from hetero.errors import RecipeError
+from hetero.errors import ArgumentError
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to +-20 before exp: e^20 is far outside any clip range and its square still fits
@@ -47,29 +47,39 @@ class LossConfig:
 
     def __post_init__(self) -> None:
         if self.kind not in LOSSES:
-            raise RecipeError(f"loss is {self.kind!r}; expected one of {', '.join(LOSSES)}")
+            raise ArgumentError(f"loss is {self.kind!r}; expected one of {', '.join(LOSSES)}")
         if self.aggregate not in get_args(Aggregate):
-            raise RecipeError(
+            raise ArgumentError(
                 f"aggregate is {self.aggregate!r}; expected one of {', '.join(get_args(Aggregate))}"
             )
         if not 0 <= self.clip_low <= 1 or self.clip_high < 0:
-            raise RecipeError(
+            raise ArgumentError(
                 f"clip_low is {self.clip_low} and clip_high {self.clip_high}; expected clip_low in [0, 1], "
                 "clip_high >= 0"
             )
         if self.dual_clip is not None and self.dual_clip <= 1:
-            raise RecipeError(
+            raise ArgumentError(
                 f"dual_clip is {self.dual_clip}; expected a number above 1 (3 is usual) or none"
             )
         if self.kl_coef < 0:
-            raise RecipeError(f"kl_coef is {self.kl_coef}; expected 0 or more")
+            raise ArgumentError(f"kl_coef is {self.kl_coef}; expected 0 or more")
         if self.aggregate == "dr_grpo" and not self.max_completion_tokens:
-            raise RecipeError("aggregate dr_grpo divides by a constant length: set max_completion_tokens")
+            raise ArgumentError("aggregate dr_grpo divides by a constant length: set max_completion_tokens")
+
+    @property
+    def is_supervised(self) -> bool:
+        """Whether the tokens come from a data set, so that having none to train is a mistake."""
+        return self.kind == "sft"
+
+    @property
+    def uses_ratio(self) -> bool:
+        """Whether the log-probabilities recorded while sampling are read."""
+        return self.kind in ("ppo_clip", "importance_sampling")
 
     @property
     def uses_advantages(self) -> bool:
         """Whether a token with advantage zero adds nothing, so that a group without spread can be skipped."""
-        return self.kind != "sft" and self.kl_coef == 0.0
+        return not self.is_supervised and self.kl_coef == 0.0
 
 
 @dataclass(frozen=True)
@@ -90,9 +100,7 @@ class LossInputs:
 
 @dataclass(frozen=True)
 class LossOutputs:
-    """`loss`: scalar, sum of weights * token losses. `tokens`: detached [N] diagnostics by name ("loss"
-    always).
-    """
+    """`loss`: scalar sum of weights * token losses; `tokens`: detached [N] diagnostics, "loss" always."""
 
     loss: Tensor
     tokens: dict[str, Tensor]
@@ -152,9 +160,7 @@ LOSSES: dict[str, TokenLoss] = {
 
 
 def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """Schulman's low-variance, non-negative estimate of KL(p || ref) at tokens sampled from p: e^d - d - 1,
-    d = log ref/p.
-    """
+    """Schulman's non-negative estimate of KL(p || ref) at tokens of p: e^d - d - 1 with d = log ref/p."""
     delta = (ref_logprobs - logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return delta.exp() - delta - 1
 

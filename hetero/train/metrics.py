@@ -13,6 +13,14 @@ from torch import Tensor
 
 Floats = npt.NDArray[np.float64]
 MAX_LOG_RATIO = 20.0
+MEANS = {
+    "entropy": "entropy",
+    "kl": "kl",
+    "clip_low": "clip_ratio/low_mean",
+    "clip_high": "clip_ratio/high_mean",
+    "dual_clip": "clip_ratio/dual_mean",
+}
+"""Column -> metric that is its token mean."""
 
 
 class TokenLog:
@@ -41,30 +49,30 @@ def loss_metrics(log: TokenLog, denominator: float) -> dict[str, float]:
     Columns read: loss, weights, entropy, logprobs, old_logprobs and, when there, kl, clip_low, clip_high,
     dual_clip. `denominator` as from `aggregate_weights`.
     """
-    if "loss" not in log:
-        return {"loss": 0.0}
-    losses, weights = _fp64(log, "loss"), _fp64(log, "weights")
-    old, new = _fp64(log, "old_logprobs"), _fp64(log, "logprobs")
-    known = np.isfinite(old)
-    metrics = {
-        "loss": float((losses * weights).sum() / denominator),
-        "entropy": float(_fp64(log, "entropy").mean()),
-        "old_logprobs_unknown": float((~known).sum()),
-    }
-    if known.any():
-        metrics["approx_kl"] = float(_k3(new[known] - old[known]).mean())
-    for column, name in (
-        ("kl", "kl"),
-        ("clip_low", "clip_ratio/low_mean"),
-        ("clip_high", "clip_ratio/high_mean"),
-    ):
+    metrics = {"loss": 0.0}
+    if "loss" in log:
+        metrics["loss"] = float((_fp64(log, "loss") * _fp64(log, "weights")).sum() / denominator)
+    if "logprobs" in log:
+        old, new = _fp64(log, "old_logprobs"), _fp64(log, "logprobs")
+        known = np.isfinite(old)
+        metrics["old_logprobs_unknown"] = float((~known).sum())
+        if known.any():
+            metrics["approx_kl"] = float(_k3(new[known] - old[known]).mean())
+    for column, name in MEANS.items():
         if column in log:
             metrics[name] = float(_fp64(log, column).mean())
     if "clip_low" in log:
         metrics["clip_ratio/region_mean"] = metrics["clip_ratio/low_mean"] + metrics["clip_ratio/high_mean"]
-    if "dual_clip" in log:
-        metrics["clip_ratio/dual_mean"] = float(_fp64(log, "dual_clip").mean())
     return metrics
+
+
+def mismatch_of(log: TokenLog) -> dict[str, float]:
+    """`mismatch_metrics` over the tokens marked "compared": sampled under the adapter now trained."""
+    if "compared" not in log:
+        return {}
+    compared = log.column("compared").astype(bool)
+    columns = (log.column(name)[compared] for name in ("old_logprobs", "logprobs", "samples"))
+    return mismatch_metrics(*columns)
 
 
 def mismatch_metrics(
@@ -116,9 +124,7 @@ def _fp64(log: TokenLog, name: str) -> Floats:
 
 
 def _k3(log_ratio: Floats) -> Floats:
-    """r - 1 - log r for r = other / sampled policy at tokens of the sampled one: estimates KL(sampled ||
-    other).
-    """
+    """k3 at tokens of the sampling policy, log_ratio = log other / sampling: r - 1 - log r."""
     clamped = log_ratio.clip(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return np.exp(clamped) - 1 - clamped
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from hetero.errors import CheckpointError, ModelError, RecipeError
+from hetero.errors import ArgumentError, CheckpointError, ModelError
 
-_UPDATE_CHUNK = 1 << 18
+_UPDATE_CHUNK = 1 << 16
 """Elements updated at a time: master, both moments, gradient and two scratch rows stay in the second-level
 cache.
 """
@@ -44,9 +44,9 @@ class AdamW:
         weight_decay: float = 0.0,
     ) -> None:
         if not all(0 <= beta < 1 for beta in betas):
-            raise RecipeError(f"betas are {betas}; expected two numbers in [0, 1)")
+            raise ArgumentError(f"betas are {betas}; expected two numbers in [0, 1)")
         if eps <= 0 or weight_decay < 0:
-            raise RecipeError(
+            raise ArgumentError(
                 f"eps is {eps} and weight_decay {weight_decay}; expected eps > 0 and weight_decay >= 0"
             )
         for name, param in params.items():
@@ -109,9 +109,7 @@ class AdamW:
 
 @torch.no_grad()
 def copy_exactly(targets: Mapping[str, Tensor], sources: Mapping[str, Tensor], what: str) -> None:
-    """Copy `sources` into `targets`, both by name. Raises CheckpointError unless names, shapes and dtypes
-    agree.
-    """
+    """Copy by name. Raises CheckpointError unless names, shapes and dtypes agree; then nothing is copied."""
     if targets.keys() != sources.keys():
         missing, extra = sorted(targets.keys() - sources.keys()), sorted(sources.keys() - targets.keys())
         raise CheckpointError(

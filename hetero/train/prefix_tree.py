@@ -31,9 +31,7 @@ class _Node:
 
 @dataclass(frozen=True)
 class TreeLayout:
-    """token_ids, positions [T]; q_start, kv_start [S + 1], kv_len [S], kv_rows [sum kv_len] as in
-    AttentionBatch.
-    """
+    """token_ids, positions [T]; the rest as in AttentionBatch: [S + 1], [S], [sum kv_len], [S + 1]."""
 
     token_ids: Ints
     positions: Ints

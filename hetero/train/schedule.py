@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hetero.errors import RecipeError
+from hetero.errors import ArgumentError
 
 SHAPES: dict[str, Callable[[float], float]] = {
     "constant": lambda _: 1.0,
@@ -34,19 +34,19 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.kind not in SHAPES:
-            raise RecipeError(f"schedule is {self.kind!r}; expected one of {', '.join(SHAPES)}")
+            raise ArgumentError(f"schedule is {self.kind!r}; expected one of {', '.join(SHAPES)}")
         if not (math.isfinite(self.lr) and self.lr >= 0):
-            raise RecipeError(f"lr is {self.lr}; expected a finite number >= 0")
+            raise ArgumentError(f"lr is {self.lr}; expected a finite number >= 0")
         if self.warmup_steps < 0:
-            raise RecipeError(f"warmup_steps is {self.warmup_steps}; expected 0 or more")
+            raise ArgumentError(f"warmup_steps is {self.warmup_steps}; expected 0 or more")
         if not 0 <= self.min_ratio <= 1:
-            raise RecipeError(f"min_ratio is {self.min_ratio}; expected a number from 0 to 1")
+            raise ArgumentError(f"min_ratio is {self.min_ratio}; expected a number from 0 to 1")
         if self.kind != "constant" and self.total_steps is None:
-            raise RecipeError(
+            raise ArgumentError(
                 f"schedule {self.kind!r} needs total_steps: the number of optimizer steps of the run"
             )
         if self.total_steps is not None and self.total_steps < 1:
-            raise RecipeError(f"total_steps is {self.total_steps}; expected at least 1")
+            raise ArgumentError(f"total_steps is {self.total_steps}; expected at least 1")
 
     def __call__(self, step: int) -> float:
         """The rate of optimizer step `step`, counted from 0."""

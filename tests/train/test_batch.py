@@ -1,4 +1,4 @@
-"""Packing: log-probabilities and gradients are those of every sample alone, in fp64 on a small transformer."""
+"""Packing: log-probabilities and gradients are those of samples alone, in fp64 on a small transformer."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hetero.errors import RecipeError
+from hetero.errors import ArgumentError
 from hetero.train.losses import LOSSES, LossConfig, LossInputs, aggregate_weights, compute_loss
 
 N = 400
@@ -146,5 +146,5 @@ def test_weights_add_up_over_calls_that_keep_groups_together(aggregate: str) -> 
     ],
 )
 def test_bad_settings_say_what_is_expected(kwargs: dict[str, object], message: str) -> None:
-    with pytest.raises(RecipeError, match=message):
+    with pytest.raises(ArgumentError, match=message):
         LossConfig(**kwargs)  # type: ignore[arg-type]

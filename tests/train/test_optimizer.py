@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from hetero.errors import CheckpointError, ModelError, RecipeError
+from hetero.errors import ArgumentError, CheckpointError, ModelError
 from hetero.train.optimizer import AdamW, gradient_norm
 
 SHAPES = {"small": (3,), "odd": (7, 13), "large": (600, 1001)}
@@ -128,7 +128,7 @@ def test_masters_must_be_fp32() -> None:
 
 @pytest.mark.parametrize("kwargs", [{"betas": (0.9, 1.0)}, {"eps": 0.0}, {"weight_decay": -1.0}])
 def test_bad_settings_are_errors(kwargs: dict[str, object]) -> None:
-    with pytest.raises(RecipeError):
+    with pytest.raises(ArgumentError):
         AdamW(make(), **kwargs)  # type: ignore[arg-type]
 
 

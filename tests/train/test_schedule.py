@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from hetero.errors import RecipeError
+from hetero.errors import ArgumentError
 from hetero.train.schedule import Schedule
 
 
@@ -40,5 +40,5 @@ def test_cosine_follows_the_formula() -> None:
     ],
 )
 def test_bad_schedules_say_what_is_expected(kwargs: dict[str, object], message: str) -> None:
-    with pytest.raises(RecipeError, match=message):
+    with pytest.raises(ArgumentError, match=message):
         Schedule(**({"lr": 1.0} | kwargs))  # type: ignore[arg-type]

@@ -1,0 +1,51 @@
+"""What happens to one micro-batch: forward, loss, backward into the adapter's gradients."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from hetero.models.lora import lora_disabled
+from hetero.train.batch import MicroBatch
+from hetero.train.columns import SampleColumns
+from hetero.train.losses import LossConfig, LossInputs, compute_loss
+from hetero.train.policy import token_logprobs
+
+
+def backward(
+    model: PreTrainedModel, batch: MicroBatch, columns: SampleColumns, config: LossConfig, temperature: float
+) -> dict[str, Tensor]:
+    """Add the gradient of sum(weights * token loss) to the masters; returns columns [N] for the log."""
+    taken = columns.take(batch, model.device)
+    ref_logprobs = reference_logprobs(model, batch, temperature) if config.kl_coef else None
+    with torch.enable_grad():
+        logprobs, entropy = token_logprobs(model, batch, temperature)
+        inputs = LossInputs(
+            logprobs, taken["old_logprobs"], taken["advantages"], taken["weights"], ref_logprobs
+        )
+        outputs = compute_loss(inputs, config)
+        outputs.loss.backward()
+    return (
+        taken | outputs.tokens | {"logprobs": logprobs.detach(), "entropy": entropy, "samples": batch.samples}
+    )
+
+
+@torch.no_grad()
+def measure(
+    model: PreTrainedModel, batch: MicroBatch, columns: SampleColumns, temperature: float
+) -> dict[str, Tensor]:
+    """The columns that need no loss and no gradient."""
+    logprobs, entropy = token_logprobs(model, batch, temperature)
+    return columns.take(batch, model.device) | {
+        "logprobs": logprobs,
+        "entropy": entropy,
+        "samples": batch.samples,
+    }
+
+
+@torch.no_grad()
+def reference_logprobs(model: PreTrainedModel, batch: MicroBatch, temperature: float) -> Tensor:
+    """[N] under the base model: the adapter is off."""
+    with lora_disabled(model):
+        return token_logprobs(model, batch, temperature)[0]
