@@ -10,7 +10,7 @@ from hetero.errors import CapacityError
 from hetero.models.forward import ForwardBatch, forward_hidden
 from hetero.models.head import head
 from hetero.models.kv import KVPool
-from hetero.models.lora import adapter_version, lora_modules, lora_parameters
+from hetero.models.lora import adapter_version, lora_active, lora_parameters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -48,8 +48,7 @@ class ModelRunner:
 
     def namespace(self) -> str:
         """The version, and the writes to the masters: a changed weight never meets old keys and values."""
-        modules = lora_modules(self._model)
-        if not any(module.lora is not None for module in modules.values()):
+        if not lora_active(self._model):
             return "base"
         version = adapter_version(self._model)
         if self._masters[0] != version or not self._masters[1]:

@@ -134,6 +134,11 @@ def lora_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     }
 
 
+def lora_active(model: nn.Module) -> bool:
+    """Whether the model computes with its adapter: it has one, and not `lora_disabled`."""
+    return any(module.lora is not None for module in _adapter(model).modules.values())
+
+
 @contextmanager
 def lora_disabled(model: nn.Module) -> Iterator[None]:
     """Within this context the model is the base model, bit for bit."""
