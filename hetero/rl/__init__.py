@@ -1,0 +1,1 @@
+"""Tasks, environments, rewards, trajectories and groups, advantages, algorithms."""
