@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import Any
 
 _NUMBER = re.compile(
-    r"(?<![\w.])[-+]?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3}(?![0-9]))?"
+    r"(?<![\w.])[-+]?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
 )
 _LONGEST_NUMBER = 400
 _LETTER = re.compile(r"(?<![A-Za-z0-9_'’])([A-Z])(?![A-Za-z0-9_'’])")
@@ -97,8 +97,12 @@ def words_of(completion: Any) -> str:
 def numbers(text: str) -> list[Fraction | None]:
     """All numbers in a text, in order; None for one that is too long to be meant."""
     plain = unicodedata.normalize("NFKC", text).replace("\u2212", "-")
-    found = (match.replace(",", "") for match in _NUMBER.findall(plain))
-    return [Fraction(match) if len(match) <= _LONGEST_NUMBER else None for match in found]
+    return [_number(match.replace(",", "")) for match in _NUMBER.findall(plain)]
+
+
+def _number(text: str) -> Fraction | None:
+    exponent = text.lower().partition("e")[2].lstrip("+-")
+    return Fraction(text) if len(text) <= _LONGEST_NUMBER and len(exponent) <= 3 else None
 
 
 def _judge(

@@ -42,8 +42,14 @@ class Score:
     total: float | None = None
 
     def close(self, weights: dict[str, float]) -> None:
-        """Set `total` once all values are there. A partial sum after a failure would be a wrong reward, so
-        there is none."""
+        """Set `total` once all values are there, and put everything in an order that does not depend on
+        which came first.
+
+        A partial sum after a failure would be a wrong reward, so there is none then.
+        """
+        self.values = {name: self.values[name] for name in weights}
+        self.parts = dict(sorted(self.parts.items()))
+        self.failures.sort(key=lambda failure: list(weights).index(failure.reward))
         given = {name: value for name, value in self.values.items() if value is not None}
         if given and not self.failures:
             self.total = sum(weights[name] * value for name, value in given.items())

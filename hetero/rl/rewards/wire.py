@@ -20,11 +20,12 @@ def frame(header: dict[str, Any], body: bytes = b"") -> bytes:
 
 
 class Inbox:
-    """Cuts what arrives at a descriptor into messages."""
+    """Cuts what arrives at a descriptor into messages; ValueError for one longer than `max_bytes`."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, max_bytes: int | None = None) -> None:
         self.fd = fd
         self.open = True
+        self._max_bytes = max_bytes
         self._buffer = bytearray()
 
     def receive(self) -> Iterator[tuple[dict[str, Any], bytes]]:
@@ -42,6 +43,8 @@ class Inbox:
         while len(self._buffer) >= _SIZES.size:
             num_header, num_body = _SIZES.unpack_from(self._buffer)
             end = _SIZES.size + num_header + num_body
+            if self._max_bytes is not None and end > self._max_bytes:
+                raise ValueError(f"a message of {end} bytes, more than {self._max_bytes}")
             if len(self._buffer) < end:
                 return
             header = json.loads(self._buffer[_SIZES.size : _SIZES.size + num_header])
