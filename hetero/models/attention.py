@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hetero.errors import ModelError
@@ -55,11 +57,13 @@ def _attend(
             AttentionCall(layer, query.shape[1], key.shape[1], query.shape[3], value.shape[3], sliding_window)
         )
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    if kernels is ops:
+        q, k, v = (x.to(torch.bfloat16) for x in (q, k, v))
     if hetero_batch.kv is None:
         out = kernels.attention(q, k, v, hetero_batch.attention, **options)
     else:
         out = kernels.paged_attention(q, k, v, hetero_batch.kv[layer], hetero_batch.attention, **options)
-    return out[None], None
+    return out[None].to(query.dtype), None
 
 
 def _check(module: nn.Module, dropout: float, batch: ForwardBatch | None, kwargs: dict[str, Any]) -> None:
@@ -90,7 +94,12 @@ def _padded(
     v = value.transpose(1, 2).reshape(-1, value.shape[1], value.shape[3])
     if padding.q_rows is not None:
         q = q[padding.q_rows]
-    out = kernels.attention(q, k, v, padding.batch, **options)
+    num_rows = q.shape[0]
+    if kernels is ops:
+        # The kernels take as many queries as keys; rows past the last segment are ignored.
+        q = functional.pad(q, (0, 0, 0, 0, 0, k.shape[0] - num_rows))
+        q, k, v = (x.to(torch.bfloat16) for x in (q, k, v))
+    out = kernels.attention(q, k, v, padding.batch, **options)[:num_rows].to(query.dtype)
     if padding.q_rows is not None:
         out = out.new_zeros(batch * length, heads, out.shape[-1]).index_copy(0, padding.q_rows, out)
     return out.view(batch, length, heads, -1)
