@@ -1,4 +1,5 @@
-// Buffer: a growable, 64-byte aligned piece of memory. Arena: scratch that an op takes pieces from.
+// Buffer: an aligned piece of memory. Arena: scratch that an op takes pieces from. BufferPool:
+// buffers that outlive an op and come back.
 #pragma once
 
 #include <sys/mman.h>
@@ -6,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <memory>
+#include <mutex>
 #include <new>
 #include <utility>
 #include <vector>
@@ -64,14 +67,6 @@ class Arena {
     used_ = 0;
   }
 
-  // Gives the memory back when more than `bytes` of it is held.
-  void trim(size_t bytes) {
-    size_t total = 0;
-    for (const Buffer& block : blocks_) total += block.size();
-    if (total > bytes) blocks_.clear();
-    used_ = 0;
-  }
-
  private:
   std::byte* take_bytes(size_t bytes) {
     bytes = (bytes + 63) / 64 * 64;
@@ -87,6 +82,36 @@ class Arena {
 
   std::vector<Buffer> blocks_;
   size_t used_ = 0;  // bytes taken from the last block
+};
+
+// Keeps returned buffers for the next taker: the pages of a training step are mapped and cleared
+// once.
+class BufferPool {
+ public:
+  Buffer take(size_t bytes) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    size_t best = free_.size();
+    for (size_t i = 0; i < free_.size(); ++i) {
+      const bool fits = free_[i].size() >= bytes && free_[i].size() <= 2 * bytes;
+      if (fits && (best == free_.size() || free_[i].size() < free_[best].size())) best = i;
+    }
+    if (best == free_.size()) return Buffer(bytes);
+    Buffer found = std::move(free_[best]);
+    free_.erase(free_.begin() + static_cast<std::ptrdiff_t>(best));
+    return found;
+  }
+
+  void give(Buffer buffer) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (buffer.size() > 0) free_.push_back(std::move(buffer));
+    // Sizes that nobody asks for any more must not pile up.
+    constexpr size_t kMostFree = 256;
+    if (free_.size() > kMostFree) free_.erase(free_.begin());
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<Buffer> free_;
 };
 
 }  // namespace hetero

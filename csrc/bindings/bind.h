@@ -11,5 +11,6 @@ void bind_context(nb::module_& module);
 void bind_rows(nb::module_& module);
 void bind_linear(nb::module_& module);
 void bind_attention(nb::module_& module);
+void bind_moe(nb::module_& module);
 
 }  // namespace hetero

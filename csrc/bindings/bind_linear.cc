@@ -2,26 +2,14 @@
 #include <nanobind/stl/variant.h>
 
 #include <optional>
-#include <variant>
 
-#include "base/check.h"
-#include "bindings/array.h"
 #include "bindings/bind.h"
+#include "bindings/packed.h"
 #include "formats/bf16.h"
 #include "ops/linear.h"
 
 namespace hetero {
 namespace {
-
-using Flat = Array<const uint16_t, 1>;  // a packed weight
-
-// (packed data, n, k) from Python.
-Matrix matrix_of(const Flat& data, int n, int k) {
-  const Matrix matrix{data.data(), n, k};
-  HETERO_CHECK(n > 0 && k > 0 && static_cast<size_t>(data.size()) == matrix.size(),
-               "packed weight of ", data.size(), " values is not a packed [", n, ", ", k, "]");
-  return matrix;
-}
 
 // Packs [e, n, k] row major; one task per panel.
 template <class T>
@@ -68,26 +56,6 @@ struct LoraArgs {
                  "xa has the wrong shape");
   }
   const LowRank* get() const { return value ? &*value : nullptr; }
-};
-
-using Out = std::variant<Array<uint16_t, 2>, Array<float, 2>>;  // bf16 or fp32
-
-// (pointer, dtype, rows, columns)
-struct OutArgs {
-  void* data = nullptr;
-  Dtype dtype = Dtype::kBf16;
-  int64_t rows = 0, columns = 0;
-
-  explicit OutArgs(const Out& out) {
-    std::visit(
-        [this](const auto& array) {
-          data = array.data();
-          dtype = sizeof(*array.data()) == 4 ? Dtype::kF32 : Dtype::kBf16;
-          rows = array.shape(0);
-          columns = array.shape(1);
-        },
-        out);
-  }
 };
 
 void forward(Context& context, Array<const uint16_t, 2> x, Flat weight,

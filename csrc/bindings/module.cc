@@ -8,4 +8,5 @@ NB_MODULE(_C, module) {
   hetero::bind_rows(module);
   hetero::bind_linear(module);
   hetero::bind_attention(module);
+  hetero::bind_moe(module);
 }

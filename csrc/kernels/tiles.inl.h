@@ -44,6 +44,11 @@ void dot_rows(const float* a, const float* b, int rows, float* out) {
   }
 }
 
+float dot_mixed(const float* x, const uint16_t* y, int n) {
+  return sweep_sum<V>(
+      n, [&](int i, int count) { return V::mul(get<V>(x + i, count), get<V>(y + i, count)); });
+}
+
 void weighted_sum(const float* const* rows, const float* weights, int count, int n, float* out) {
   sweep<V>(n, [&](int i, int lanes) {
     auto sum = V::zero();

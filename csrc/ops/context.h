@@ -18,6 +18,7 @@ class Context {
 
   const KernelSet& kernels() const { return kernels_; }
   int num_threads() const { return pool_.num_threads(); }
+  const std::shared_ptr<BufferPool>& buffers() const { return buffers_; }
   void parallel(int64_t num_tasks, TaskRef task) { pool_.run(num_tasks, task); }
 
  private:
@@ -27,6 +28,7 @@ class Context {
   const KernelSet& kernels_;
   ThreadPool pool_;
   Arena arena_;
+  std::shared_ptr<BufferPool> buffers_ = std::make_shared<BufferPool>();
   int depth_ = 0;
   int owner_pid_;
   std::unique_ptr<std::recursive_mutex> mutex_;

@@ -10,20 +10,6 @@ namespace {
 
 size_t dtype_bytes(Dtype dtype) { return dtype == Dtype::kBf16 ? 2 : 4; }
 
-// The rows in blocks that fit the cache, each times `main` (+ scale * `extra`), into out [T,
-// width].
-struct Job {
-  Operand main, extra;
-  float scale = 1.0f;
-  int64_t num_rows = 0;
-  Direction direction = Direction::kForward;
-  const float* bias = nullptr;
-  void* out = nullptr;
-  int64_t ld = 0;  // elements from one row of `out` to the next
-  int width = 0;   // columns written
-  Dtype dtype = Dtype::kBf16;
-};
-
 // bias [n] followed by zeros up to a multiple of 32, so that whole tiles can be added.
 const float* padded_bias(Op& op, const float* bias, int n) {
   if (bias == nullptr || n % kPanel == 0) return bias;
@@ -32,37 +18,28 @@ const float* padded_bias(Op& op, const float* bias, int n) {
   return padded;
 }
 
-void run(Context& context, const Job& job) {
+}  // namespace
+
+void multiply_rows(Context& context, const RowJob& job) {
   const KernelSet& kernels = context.kernels();
   Op op(context);
-  const Matrix& matrix = job.main.matrix;
-  const int depth = job.direction == Direction::kForward ? matrix.k_pad() : matrix.n_pad();
-  const int64_t most = max_rows(context, depth);
-  const int64_t blocks = (job.num_rows + most - 1) / most;
-  auto* products = op.take<Product>(blocks);
-  for (int64_t i = 0; i < blocks; ++i) {
-    const int64_t first = job.num_rows * i / blocks, last = job.num_rows * (i + 1) / blocks;
-    Product& product = *new (&products[i]) Product;
-    product.num_rows = static_cast<int>(last - first);
-    product.first = static_cast<int>(first);
-    product.main = {job.main.rows + first, matrix};
-    if (job.extra.matrix.data != nullptr)
-      product.extra[0] = {job.extra.rows + first, job.extra.matrix};
+  const auto products = row_blocks(context, op, job.main, job.num_rows, job.direction);
+  for (Product& product : products) {
+    if (job.extra.matrix.data == nullptr) break;
+    product.extra[0] = {job.extra.rows + product.first, job.extra.matrix};
     product.scale = job.scale;
   }
   const float* bias = padded_bias(op, job.bias, job.width);
-  const auto store = [&](const Product& product, int tile, float* c) {
+  const auto store = [&](const Product& product, int tile, float* c, int) {
     const int column = tile * kPanel;
     if (bias != nullptr) kernels.add_bias(c, product.num_rows, bias + column);
     auto* out = static_cast<std::byte*>(job.out) +
                 dtype_bytes(job.dtype) * (product.first * job.ld + column);
-    kernels.store_tile(c, product.num_rows, std::min(kPanel, job.width - column), out, job.ld,
-                       job.dtype);
+    const int columns = std::min(kPanel, job.width - column);
+    kernels.store_tile(c, product.num_rows, columns, out, job.ld, job.dtype);
   };
-  multiply(context, {products, static_cast<size_t>(blocks)}, job.direction, 1, store);
+  multiply(context, products, job.direction, 1, store);
 }
-
-}  // namespace
 
 const uint16_t** row_pointers(Op& op, const uint16_t* first, int64_t count, int64_t stride) {
   auto** rows = op.take<const uint16_t*>(count);
@@ -72,16 +49,16 @@ const uint16_t** row_pointers(Op& op, const uint16_t* first, int64_t count, int6
 
 void linear(Context& context, const Linear& args) {
   Op op(context);
-  Job job;
+  RowJob job;
   job.main = {row_pointers(op, args.x, args.num_rows, args.weight.k), args.weight};
   job.num_rows = args.num_rows;
   if (args.lora != nullptr) {
     const LowRank& lora = *args.lora;
-    Job inner = job;
+    RowJob inner = job;
     inner.main.matrix = lora.a;
     inner.out = lora.xa;
     inner.ld = inner.width = lora.a.n_pad();
-    run(context, inner);
+    multiply_rows(context, inner);
     job.extra = {row_pointers(op, lora.xa, args.num_rows, lora.a.n_pad()), lora.b};
     job.scale = lora.scale;
   }
@@ -89,12 +66,12 @@ void linear(Context& context, const Linear& args) {
   job.out = args.out;
   job.ld = job.width = args.weight.n;
   job.dtype = args.out_dtype;
-  run(context, job);
+  multiply_rows(context, job);
 }
 
 void linear_backward(Context& context, const LinearBackward& args) {
   Op op(context);
-  Job job;
+  RowJob job;
   job.direction = Direction::kTransposed;
   job.main = {row_pointers(op, args.dout, args.num_rows, args.weight.n), args.weight};
   job.num_rows = args.num_rows;
@@ -103,11 +80,11 @@ void linear_backward(Context& context, const LinearBackward& args) {
     const LowRank& lora = *args.lora;
     const int rank_pad = lora.a.n_pad();
     auto* dxa = op.take<uint16_t>(args.num_rows * rank_pad);  // dout B, unscaled
-    Job inner = job;
+    RowJob inner = job;
     inner.main.matrix = lora.b;
     inner.out = dxa;
     inner.ld = inner.width = rank_pad;
-    run(context, inner);
+    multiply_rows(context, inner);
     dxa_rows = row_pointers(op, dxa, args.num_rows, rank_pad);
     job.extra = {dxa_rows, lora.a};
     job.scale = lora.scale;
@@ -116,7 +93,7 @@ void linear_backward(Context& context, const LinearBackward& args) {
     job.out = args.dx;
     job.ld = job.width = args.weight.k;
     job.dtype = args.dx_dtype;
-    run(context, job);
+    multiply_rows(context, job);
   }
   if (args.lora == nullptr) return;
   const LowRank& lora = *args.lora;

@@ -39,6 +39,21 @@ struct LinearBackward {
 
 void linear_backward(Context& context, const LinearBackward& args);
 
+// Rows times one matrix (+ scale * rows of a second operand times its matrix) (+ bias), into out.
+struct RowJob {
+  Operand main, extra;
+  float scale = 1.0f;
+  int64_t num_rows = 0;
+  Direction direction = Direction::kForward;
+  const float* bias = nullptr;  // [width]
+  void* out = nullptr;          // [num_rows, width], rows ld elements apart
+  int64_t ld = 0;
+  int width = 0;
+  Dtype dtype = Dtype::kBf16;
+};
+
+void multiply_rows(Context& context, const RowJob& job);
+
 // Pointers to `count` rows that lie `stride` elements apart, taken from the op's scratch.
 const uint16_t** row_pointers(Op& op, const uint16_t* first, int64_t count, int64_t stride);
 

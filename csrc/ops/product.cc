@@ -34,7 +34,6 @@ class Multiplication {
       : context_(context), op_(context), products_(products), direction_(direction), group_(group) {
     for (const Product& product : products) {
       most_rows_ = std::max(most_rows_, product.num_rows);
-      total_rows_ += product.num_rows;
     }
     depth_ = depth_of(products[0].main.matrix, direction);
     num_groups_ = tiles_of(products[0].main.matrix, direction) / group;
@@ -44,36 +43,49 @@ class Multiplication {
     plan();
     allocate();
     if (shared_ != nullptr) pack_shared();
-    const int64_t num_tasks = static_cast<int64_t>(products_.size()) * chunks_;
-    context_.parallel(num_tasks, [&](int64_t task, int thread) {
-      const Product& product = products_[task / chunks_];
-      const int chunk = static_cast<int>(task % chunks_);
-      const int first = static_cast<int>(static_cast<int64_t>(num_groups_) * chunk / chunks_);
-      const int last = static_cast<int>(static_cast<int64_t>(num_groups_) * (chunk + 1) / chunks_);
-      if (product.num_rows == 0 || first == last) return;
+    const size_t count = products_.size();
+    context_.parallel(first_task_[count], [&](int64_t task, int thread) {
+      const size_t which =
+          std::upper_bound(first_task_, first_task_ + count, task) - first_task_ - 1;
+      const Product& product = products_[which];
+      const int64_t chunk = task - first_task_[which],
+                    chunks = first_task_[which + 1] - first_task_[which];
       Workspace& workspace = workspaces_[thread];
       hold(product, workspace);
-      for (int i = first; i < last; ++i) {
-        for (int j = 0; j < group_; ++j) {
-          compute(product, workspace, i * group_ + j,
-                  workspace.tiles + static_cast<size_t>(j) * product.num_rows * kPanel);
+      const int end = static_cast<int>(num_groups_ * (chunk + 1) / chunks);
+      for (int i = static_cast<int>(num_groups_ * chunk / chunks); i < end; ++i) {
+        float* c = workspace.tiles;
+        for (int j = 0; j < group_; ++j, c += static_cast<size_t>(product.num_rows) * kPanel) {
+          compute(product, workspace, i + j * num_groups_, j, c);
         }
-        done(product, i * group_, workspace.tiles);
+        done(product, i, workspace.tiles, thread);
       }
     });
   }
 
  private:
-  // A task should take a few microseconds at least, and there should be several per thread.
+  // Cuts every product into tasks of some groups of tiles: long enough to be worth handing out, and
+  // so many that all threads end together. A few rows cost as much as eight: their time goes into
+  // reading the panel.
   void plan() {
-    constexpr double kLeastWork = 2e5;  // multiply-adds
-    const double group_work =
-        static_cast<double>(total_rows_) / products_.size() * depth_ * kPanel * group_;
-    const double total = group_work * num_groups_ * products_.size();
+    constexpr double kLeastWork = 1e6;  // multiply-adds, some 10 microseconds
+    const auto group_work = [&](const Product& product) {
+      return static_cast<double>(std::max(product.num_rows, 8)) * depth_ * kPanel * group_;
+    };
+    double total = 0;
+    for (const Product& product : products_) total += group_work(product) * num_groups_;
     const int threads = context_.num_threads();
     const double work = std::max(kLeastWork, total / (threads * 8.0));
-    chunks_ = std::clamp(static_cast<int>(group_work * num_groups_ / work), 1, num_groups_);
-    if (threads == 1) chunks_ = 1;
+    first_task_ = op_.take<int64_t>(products_.size() + 1);
+    int64_t tasks = 0;
+    for (size_t i = 0; i < products_.size(); ++i) {
+      first_task_[i] = tasks;
+      if (products_[i].num_rows == 0) continue;
+      const double chunks = threads == 1 ? 1 : group_work(products_[i]) * num_groups_ / work;
+      tasks += std::clamp(static_cast<int>(chunks + 0.5), 1, num_groups_);
+      most_chunks_ = std::max(most_chunks_, tasks - first_task_[i]);
+    }
+    first_task_[products_.size()] = tasks;
   }
 
   void allocate() {
@@ -81,7 +93,7 @@ class Multiplication {
     const int threads = context_.num_threads();
     const size_t main_bytes = kernels.a_bytes(most_rows_, depth_);
     // When many tasks share the rows of a product, they are packed once, for all threads together.
-    if (chunks_ > 2) {
+    if (most_chunks_ > 2) {
       shared_ = op_.take<std::byte>(main_bytes * products_.size());
       shared_stride_ = main_bytes;
     }
@@ -153,11 +165,11 @@ class Multiplication {
     return workspace.panel;
   }
 
-  void compute(const Product& product, const Workspace& workspace, int tile, float* c) const {
+  void compute(const Product& product, const Workspace& workspace, int tile, int which,
+               float* c) const {
     const KernelSet& kernels = context_.kernels();
     kernels.gemm(workspace.main, product.num_rows, depth_,
                  panel_of(product.main.matrix, tile, workspace), c, kPanel, false);
-    const int which = product.alternate ? tile % 2 : 0;
     const Matrix& extra = product.extra[which].matrix;
     if (extra.data == nullptr) return;
     kernels.gemm(workspace.extra[which], product.num_rows, depth_of(extra, direction_),
@@ -173,8 +185,8 @@ class Multiplication {
   int depth_ = 0;
   int num_groups_ = 0;
   int most_rows_ = 0;
-  int64_t total_rows_ = 0;
-  int chunks_ = 1;
+  int64_t most_chunks_ = 0;
+  int64_t* first_task_ = nullptr;  // [number of products + 1]
   std::byte* shared_ = nullptr;
   size_t shared_stride_ = 0;
   Workspace* workspaces_ = nullptr;
@@ -188,6 +200,21 @@ int max_rows(const Context& context, int depth) {
   constexpr int kLeast = 96;
   const size_t bytes = context.kernels().a_bytes(kLeast, depth);
   return static_cast<int>(std::clamp<size_t>(l2_bytes() / 2 * kLeast / bytes, kLeast, 4096));
+}
+
+std::span<Product> row_blocks(Context& context, Op& op, const Operand& main, int64_t num_rows,
+                              Direction direction) {
+  const int64_t most = max_rows(context, depth_of(main.matrix, direction));
+  const int64_t blocks = (num_rows + most - 1) / most;
+  auto* products = op.take<Product>(blocks);
+  for (int64_t block = 0; block < blocks; ++block) {
+    const int64_t first = num_rows * block / blocks;
+    Product& product = *new (&products[block]) Product;
+    product.num_rows = static_cast<int>(num_rows * (block + 1) / blocks - first);
+    product.first = static_cast<int>(first);
+    product.main = {main.rows + first, main.matrix};
+  }
+  return {products, static_cast<size_t>(blocks)};
 }
 
 void multiply(Context& context, std::span<const Product> products, Direction direction, int group,

@@ -31,44 +31,46 @@ struct Operand {
 };
 
 // A block of rows times one matrix. What `extra` adds is scaled: tile = rows W + scale * (extra
-// rows) (extra W), the low-rank part of LoRA. Tiles with an even index take extra[0], with an odd
-// one extra[1], when `alternate` is set; otherwise all take extra[0].
+// rows) (extra W), the low-rank part of LoRA. The j-th tile of a group takes extra[j].
 struct Product {
   int num_rows = 0;
   Operand main;
   Operand extra[2];
-  bool alternate = false;
   float scale = 1.0f;
   int tag = 0;    // the caller's: which matrix
   int first = 0;  // the caller's: where its rows begin
 };
 
-// Receives the finished tiles [num_rows][32] fp32, `group` of them one after the other, of tile
-// index `tile` on. Rows run on in memory: stride 32.
+// Receives finished tiles: (product, i, c, thread). c holds `group` tiles [num_rows][32] fp32, one
+// after the other. With G groups, the j-th of them is tile i + j G of the matrix.
 class TileRef {
  public:
   template <class F>
   TileRef(F& function)  // NOLINT: implicit on purpose
       : object_(const_cast<void*>(static_cast<const void*>(&function))),
-        call_([](void* object, const Product& product, int tile, float* c) {
-          (*static_cast<F*>(object))(product, tile, c);
+        call_([](void* object, const Product& product, int group, float* c, int thread) {
+          (*static_cast<F*>(object))(product, group, c, thread);
         }) {}
-  void operator()(const Product& product, int tile, float* c) const {
-    call_(object_, product, tile, c);
+  void operator()(const Product& product, int group, float* c, int thread) const {
+    call_(object_, product, group, c, thread);
   }
 
  private:
   void* object_;
-  void (*call_)(void*, const Product&, int, float*);
+  void (*call_)(void*, const Product&, int, float*, int);
 };
 
 // The most rows of `depth` (padded) values that a product should have, so that they stay in the
 // cache.
 int max_rows(const Context& context, int depth);
 
-// Computes every tile of every product, `group` tiles at a time (their number is a multiple of it),
-// on all threads. All products have the same matrix sizes. The bits of a row depend on that row and
-// its matrix alone.
+// `num_rows` rows times one matrix, as products of at most max_rows() rows, in the op's scratch.
+std::span<Product> row_blocks(Context& context, Op& op, const Operand& main, int64_t num_rows,
+                              Direction direction);
+
+// Computes every tile of every product, `group` of them at a time (their number is a multiple of
+// it), on all threads. All products have matrices of the same size. The bits of a row depend on
+// that row and its matrix alone.
 void multiply(Context& context, std::span<const Product> products, Direction direction, int group,
               TileRef done);
 

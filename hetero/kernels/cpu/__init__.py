@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from hetero.kernels.batch import KV_BLOCK
 from hetero.kernels.cpu.context import Context, context, isa, isas, kernels, using
+from hetero.kernels.cpu.experts import (
+    LoraGrads,
+    PackedExpertLora,
+    PackedExperts,
+    experts_backward,
+    experts_forward,
+)
 from hetero.kernels.cpu.linear import LinearGrads, PackedLora, linear, linear_backward
 from hetero.kernels.cpu.packed import PANEL, PackedWeight, pack, padded
 
@@ -12,9 +19,14 @@ __all__ = [
     "PANEL",
     "Context",
     "LinearGrads",
+    "LoraGrads",
+    "PackedExpertLora",
+    "PackedExperts",
     "PackedLora",
     "PackedWeight",
     "context",
+    "experts_backward",
+    "experts_forward",
     "isa",
     "isas",
     "kernels",

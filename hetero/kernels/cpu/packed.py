@@ -28,6 +28,7 @@ class PackedWeight:
         e, n, k: matrices in the stack (1 for a single weight), rows (outputs) and columns (inputs) of each.
         data: the panels, one flat bf16 CPU tensor.
         stacked: whether `unpack` gives [E, N, K] rather than [N, K].
+        parts: equal runs of the N rows that are padded each on its own (gate and up: 2).
     """
 
     e: int
@@ -35,33 +36,53 @@ class PackedWeight:
     k: int
     data: torch.Tensor
     stacked: bool = False
+    parts: int = 1
 
     @property
     def nbytes(self) -> int:
         return self.data.numel() * self.data.element_size()
 
+    @property
+    def n_pad(self) -> int:
+        """Rows of one matrix with the padding."""
+        return self.parts * padded(self.n // self.parts)
+
     @classmethod
-    def empty(cls, e: int, n: int, k: int, *, stacked: bool = True) -> PackedWeight:
+    def empty(cls, e: int, n: int, k: int, *, stacked: bool = True, parts: int = 1) -> PackedWeight:
         """Uninitialised panels for `e` weights, to be filled one by one with `set`."""
-        if min(e, n, k) < 1:
-            raise ShapeError(f"a packed weight needs positive sizes, got E={e}, N={n}, K={k}")
-        return cls(e, n, k, torch.empty(e * padded(n) * padded(k), dtype=torch.bfloat16), stacked)
+        if min(e, n, k) < 1 or n % parts:
+            raise ShapeError(
+                f"a packed weight needs positive sizes and N in {parts} equal parts, got E={e}, N={n}, K={k}"
+            )
+        size = e * parts * padded(n // parts) * padded(k)
+        return cls(e, n, k, torch.empty(size, dtype=torch.bfloat16), stacked, parts)
 
     def set(self, index: int, weight: torch.Tensor) -> None:
         """Pack `weight` [N, K] (bf16, or fp32 rounded to nearest even) as matrix number `index`."""
         expect("weight", weight, (self.n, self.k), torch.bfloat16, torch.float32)
-        size = padded(self.n) * padded(self.k)
-        piece = self.data[index * size : (index + 1) * size]
-        _C.pack(context().handle, weight.detach().contiguous().unsqueeze(0), piece)
+        if not 0 <= index < self.e:
+            raise ShapeError(f"index is {index}; the stack has {self.e} matrices")
+        size = self.n_pad * padded(self.k)
+        self._fill(weight.detach(), self.data[index * size : (index + 1) * size])
+
+    def fill(self, weights: torch.Tensor) -> None:
+        """Pack all of `weights` [E, N, K]."""
+        expect("weight", weights, (self.e, self.n, self.k), torch.bfloat16, torch.float32)
+        self._fill(weights.detach(), self.data)
 
     def unpack(self) -> torch.Tensor:
         """The weight in plain row-major bf16: [N, K], or [E, N, K] for a stack."""
-        weight = torch.empty(self.e, self.n, self.k, dtype=torch.bfloat16)
+        weight = torch.empty(self.e * self.parts, self.n // self.parts, self.k, dtype=torch.bfloat16)
         _C.unpack(context().handle, self.data, weight)
+        weight = weight.view(self.e, self.n, self.k)
         return weight if self.stacked else weight[0]
 
+    def _fill(self, weights: torch.Tensor, piece: torch.Tensor) -> None:
+        rows = self.n // self.parts
+        _C.pack(context().handle, weights.reshape(-1, rows, self.k).contiguous(), piece)
 
-def pack(weight: torch.Tensor) -> PackedWeight:
+
+def pack(weight: torch.Tensor, parts: int = 1) -> PackedWeight:
     """Pack a CPU weight [N, K], or a stack [E, N, K], of bf16 or fp32 (rounded to nearest even).
 
     Raises:
@@ -69,9 +90,7 @@ def pack(weight: torch.Tensor) -> PackedWeight:
     """
     if weight.dim() not in (2, 3):
         raise ShapeError(f"weight is {list(weight.shape)}; expected [N, K] or [E, N, K]")
-    expect("weight", weight, tuple(weight.shape), torch.bfloat16, torch.float32)
-    stack = weight.detach().contiguous()
-    stack = stack if weight.dim() == 3 else stack.unsqueeze(0)
-    packed = PackedWeight.empty(*stack.shape, stacked=weight.dim() == 3)
-    _C.pack(context().handle, stack, packed.data)
+    stack = weight if weight.dim() == 3 else weight.unsqueeze(0)
+    packed = PackedWeight.empty(*stack.shape, stacked=weight.dim() == 3, parts=parts)
+    packed.fill(stack)
     return packed

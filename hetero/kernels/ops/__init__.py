@@ -2,16 +2,20 @@
 
 from hetero.kernels.batch import AttentionBatch, KVLayer
 from hetero.kernels.ops.attention import attention, paged_attention
+from hetero.kernels.ops.expert_lora import ExpertLoraFactors
+from hetero.kernels.ops.experts import experts
 from hetero.kernels.ops.linear import linear
 from hetero.kernels.ops.lora import LoraFactors
 from hetero.kernels.ops.rows import activation, gated_activation, rms_norm, softmax, topk
 
 __all__ = [
     "AttentionBatch",
+    "ExpertLoraFactors",
     "KVLayer",
     "LoraFactors",
     "activation",
     "attention",
+    "experts",
     "gated_activation",
     "linear",
     "paged_attention",

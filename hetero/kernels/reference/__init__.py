@@ -1,6 +1,7 @@
 """The kernels' operations in plain PyTorch, differentiable by autograd: the oracle of every test."""
 
 from hetero.kernels.reference.attention import attention, paged_attention, read_kv, write_kv
+from hetero.kernels.reference.experts import experts
 from hetero.kernels.reference.linear import linear
 from hetero.kernels.reference.rows import (
     ACTIVATIONS,
@@ -19,6 +20,7 @@ __all__ = [
     "activation",
     "allowed",
     "attention",
+    "experts",
     "gated_activation",
     "linear",
     "paged_attention",
