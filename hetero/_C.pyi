@@ -128,3 +128,65 @@ def write_kv(
     v_pool: int,
     num_blocks: int,
 ) -> None: ...
+
+class Experts:
+    def __init__(
+        self,
+        num_experts: int,
+        hidden: int,
+        intermediate: int,
+        gate_up: Tensor,
+        down: Tensor,
+        gate_up_bias: Tensor | None,
+        down_bias: Tensor | None,
+        gate: Gate,
+    ) -> None: ...
+
+class ExpertLora:
+    def __init__(
+        self,
+        experts: Experts,
+        gate_up_a: Tensor | None,
+        gate_up_b: Tensor | None,
+        down_a: Tensor | None,
+        down_b: Tensor | None,
+        gate_up_rank: int,
+        down_rank: int,
+        shared_gate_up_a: bool,
+        shared_down_b: bool,
+        scale: float,
+    ) -> None: ...
+
+class SavedExperts:
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def top_k(self) -> int: ...
+
+def experts_forward(
+    context: Context,
+    experts: Experts,
+    lora: ExpertLora | None,
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    out: Tensor,
+    save: bool,
+    keep_pre: bool,
+) -> SavedExperts | None: ...
+def experts_backward(
+    context: Context,
+    saved: SavedExperts,
+    experts: Experts,
+    lora: ExpertLora | None,
+    x: Tensor,
+    dout: Tensor,
+    dx: Tensor | None,
+    dweights: Tensor | None,
+    gate_a: Tensor | None,
+    gate_b: Tensor | None,
+    up_a: Tensor | None,
+    up_b: Tensor | None,
+    down_a: Tensor | None,
+    down_b: Tensor | None,
+) -> None: ...

@@ -74,7 +74,7 @@ class StoreBuilder:
         e, h, i = layout.num_experts, layout.hidden_size, layout.intermediate_size
         self.layout = layout
         self.stacks = {
-            "gate_up": PackedStack(e, 2 * i, h, format, group_size),
+            "gate_up": PackedStack(e, 2 * i, h, format, group_size, parts=2),
             "down": PackedStack(e, h, i, format, group_size),
         }
         self.biases: dict[str, Tensor] = {}

@@ -8,23 +8,32 @@ from torch import Tensor
 from hetero.errors import ShapeError
 from hetero.formats import FORMATS
 from hetero.kernels import ops
-from hetero.kernels.cpu import PackedWeight
+from hetero.kernels.cpu import PackedExperts, PackedWeight
 
 
 class PackedStack:
-    """A `PackedWeight` of E matrices [N, K] that is filled one matrix at a time.
+    """A `PackedWeight` of E matrices [N, K] that is filled one matrix at a time; gate and up have parts=2.
 
     Raises: ShapeError for an unknown format or a matrix of another shape.
     """
 
-    def __init__(self, e: int, n: int, k: int, format: str = "bf16", group_size: int | None = None) -> None:
+    def __init__(
+        self,
+        e: int,
+        n: int,
+        k: int,
+        format: str = "bf16",
+        group_size: int | None = None,
+        *,
+        parts: int = 1,
+    ) -> None:
         if format not in FORMATS:
             raise ShapeError(f"{format!r} is not a weight format; hetero has {', '.join(FORMATS)}")
         if group_size is not None and not FORMATS[format].group_size:
             raise ShapeError(
                 f"format {format!r} has no scales, so group_size={group_size} means nothing; drop it"
             )
-        self._shape = (e, n, k)
+        self._shape, self._parts = (e, n, k), parts
         self._packed: PackedWeight | None = None
         self._filled = [False] * e
 
@@ -33,7 +42,7 @@ class PackedStack:
         """The stack, allocated when it is first needed: a model that loads layer by layer grows layer by
         layer."""
         if self._packed is None:
-            self._packed = PackedWeight.empty(*self._shape)
+            self._packed = PackedWeight.empty(*self._shape, parts=self._parts)
         return self._packed
 
     def put(self, index: int, weight: Tensor) -> None:
@@ -54,6 +63,9 @@ class ExpertStore:
         down: [E, H, I].
         gate_up_bias, down_bias: fp32 [E, 2I] and [E, H], or None.
         activation, limit, alpha: how gate and up combine (see `hetero.kernels.ops.gated_activation`).
+        packed: the same as the kernels take it.
+
+    Raises: ShapeError when the sizes do not fit together.
     """
 
     def __init__(
@@ -67,12 +79,6 @@ class ExpertStore:
         limit: float | None = None,
         alpha: float | None = None,
     ) -> None:
-        if (gate_up.e, gate_up.n, gate_up.k) != (down.e, 2 * down.k, down.n):
-            raise ShapeError(
-                f"gate_up is [{gate_up.e}, {gate_up.n}, {gate_up.k}] and down [{down.e}, {down.n}, "
-                f"{down.k}]; expected "
-                "[E, 2I, H] and [E, H, I]"
-            )
         self.gate_up = gate_up
         self.down = down
         self.activation = activation
@@ -81,6 +87,15 @@ class ExpertStore:
         self.limit = limit
         self.alpha = alpha
         self.format = "bf16"
+        self.packed = PackedExperts(
+            gate_up,
+            down,
+            gate_up_bias=self.gate_up_bias,
+            down_bias=self.down_bias,
+            activation=activation,
+            limit=limit,
+            alpha=alpha,
+        )
 
     @classmethod
     def from_tensors(
@@ -105,9 +120,9 @@ class ExpertStore:
                 f"expected [E, 2I, H] and [E, H, I], got {tuple(gate_up.shape)}, {tuple(down.shape)}"
             )
         packed = []
-        for stack in (gate_up, down):
+        for stack, parts in ((gate_up, 2), (down, 1)):
             e, n, k = stack.shape
-            target = PackedStack(e, n, k, format, group_size)
+            target = PackedStack(e, n, k, format, group_size, parts=parts)
             for index, weight in enumerate(stack):
                 target.put(index, weight)
             packed.append(target.packed)

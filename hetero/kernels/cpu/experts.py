@@ -72,8 +72,8 @@ class PackedExpertLora:
     """Low-rank factors of every expert, packed.
 
     Args:
-        gate_up_a: [2 r_pad, H] (shared by the experts) or a stack of E: gate's rows from 0, up's from r_pad on,
-            r_pad being r rounded up to 32.
+        gate_up_a: [2 r_pad, H] (shared by the experts) or a stack of E: gate's rows from 0, up's from
+            r_pad on, r_pad being r rounded up to 32.
         gate_up_b: stack of E [2I, r] with parts=2. down_a: stack of E [r, I]. down_b: [H, r] or a stack of E.
             Both of a pair are None when the LoRA has no such part.
         scale: alpha / rank.

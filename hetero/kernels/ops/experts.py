@@ -38,9 +38,11 @@ class _Experts(torch.autograd.Function):
         ctx.lora = None if lora is None else lora.packed(store)
         ctx.factors = [None if f is None else (f.shape, f.device) for f in factors]
         ctx.weights_dtype = weights.dtype
-        host = to_host(x, ids, weights)
-        out, ctx.saved = experts_forward(store, *host, ctx.lora, save=True, keep=keep, ctx=ctx.kernels)
-        ctx.save_for_backward(x, host[0] if x.is_cuda else None)
+        host_x, host_ids, host_weights = to_host(x, ids, weights)
+        out, ctx.saved = experts_forward(
+            store, host_x, host_ids, host_weights, ctx.lora, save=True, keep=keep, ctx=ctx.kernels
+        )
+        ctx.save_for_backward(x, host_x if x.is_cuda else None)
         return from_host(out, x.device)
 
     @staticmethod
@@ -109,5 +111,6 @@ def experts(
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
         return _Experts.apply(x, expert_weights, expert_ids, store.packed, lora, keep, *factors)
     packed = None if lora is None else lora.packed(store.packed)
-    out, _ = experts_forward(store.packed, *to_host(x, expert_ids, expert_weights), packed)
+    host_x, host_ids, host_weights = to_host(x, expert_ids, expert_weights)
+    out, _ = experts_forward(store.packed, host_x, host_ids, host_weights, packed)
     return from_host(out, x.device)

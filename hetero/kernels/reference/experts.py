@@ -26,8 +26,8 @@ def experts(
 ) -> torch.Tensor:
     """gate_up [E, 2I, H], down [E, H, I], x [T, H], expert_ids and expert_weights [T, top_k] -> [T, H].
 
-    `lora` maps the names of `ops.ExpertLoraFactors` to factors, shared (2-D) or per expert (3-D). Computed in the
-    dtype of x, one (token, expert) pair after the other.
+    `lora` maps the names of `ops.ExpertLoraFactors` to factors, shared (2-D) or per expert (3-D). Computed in
+    the dtype of x, one (token, expert) pair after the other.
     """
     out = []
     for token in range(x.shape[0]):
