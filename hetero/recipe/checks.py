@@ -4,20 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hetero.errors import RecipeError
+from hetero.errors import RecipeError, RewardError
 from hetero.recipe.sections.whole import Sections
-from hetero.recipe.source import Source
+from hetero.recipe.source import Key, Source
+from hetero.recipe.suggest import nearest
+from hetero.rl.algorithms import ALGORITHMS
+from hetero.rl.rewards.spec import RewardSpec, target
+
+_NO_GROUP = ("batch_norm",)
+"""Advantages whose baseline is the whole batch, so that groups may be of one."""
 
 
 def check(recipe: Sections, source: Source) -> None:
     """Raise one RecipeError for everything in `recipe` that cannot work together."""
     found = [*_sizes(recipe), *_evaluation(recipe), *_names(recipe)]
-    problems = [f"{source.place(tuple(key.split('.')))}: {key} {text}" for key, text in found]
+    problems = [f"{source.place(_key(name))}: {name} {text}" for name, text in found]
     if len(problems) == 1:
         raise RecipeError(problems[0])
     if problems:
         listed = " ".join(f"({i}) {text}" for i, text in enumerate(problems, 1))
         raise RecipeError(f"{source.name} has {len(problems)} problems: {listed}")
+
+
+def _key(name: str) -> Key:
+    return tuple(int(part) if part.isdecimal() else part for part in name.split("."))
 
 
 def _sizes(recipe: Sections) -> Iterator[tuple[str, str]]:
@@ -46,9 +56,21 @@ def _evaluation(recipe: Sections) -> Iterator[tuple[str, str]]:
 
 
 def _names(recipe: Sections) -> Iterator[tuple[str, str]]:
-    if recipe.rl.group_size < 2:
+    rl = recipe.rl
+    if rl.algorithm not in ALGORITHMS:
+        near = nearest(rl.algorithm, ALGORITHMS)
+        hint = f" Did you mean {near}?" if near else ""
+        yield "rl.algorithm", f"is {rl.algorithm!r}, but must be one of {', '.join(ALGORITHMS)}.{hint}"
+    elif rl.group_size < 2 and ALGORITHMS[rl.algorithm].advantage not in _NO_GROUP:
         yield (
             "rl.group_size",
-            f"is {recipe.rl.group_size}, but {recipe.rl.algorithm} compares the completions of a group with "
-            "each other: take at least 2.",
+            f"is {rl.group_size}, but {rl.algorithm} compares the completions of a group with each other: "
+            "take at "
+            "least 2.",
         )
+    specs = [RewardSpec(**spec.model_dump()) for spec in rl.rewards]
+    for index, spec in enumerate(specs):
+        try:
+            target(spec)
+        except RewardError as error:
+            yield f"rl.rewards.{index}", f"cannot be used. {error}"

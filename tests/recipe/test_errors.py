@@ -15,7 +15,7 @@ data:
   train: arithmetic
   eval: arithmetic
 rl:
-  rewards: [number_match]
+  rewards: [last_number]
   group_size: 4
 train:
   steps: 3
@@ -66,14 +66,18 @@ def message(text: str, *overrides: str, folder: Path) -> str:
         ("model: {path: some/dir}", "model: [x]", "r.yaml:1", ["model is ['x']", "a mapping"]),
         ("model: {path: some/dir}", "model: {}", "r.yaml:1", ["model.path is missing"]),
         ("  group_size: 4", "  group_size: 4\n  group_size: 8", "r.yaml:8", ["already given in line 7"]),
-        ("  rewards: [number_match]", "  rewards: []", "r.yaml:6", ["rl.rewards is []", "at least 1"]),
+        ("  rewards: [last_number]", "  rewards: []", "r.yaml:6", ["rl.rewards is []", "at least 1"]),
         (
-            "  rewards: [number_match]",
-            "  rewards:\n  - {function: number_match, weigth: 2}",
+            "  rewards: [last_number]",
+            "  rewards:\n  - {function: last_number, weigth: 2}",
             "r.yaml:7",
             ["rl.rewards.0.weigth", "Did you mean rl.rewards.0.weight?"],
         ),
         ("  lr: 2e-4", "\tlr: 2e-4", "r.yaml:10", ["not valid YAML"]),
+        ("[last_number]", "[last_numbr]", "r.yaml:6", ["rl.rewards.0", "Did you mean last_number?"]),
+        ("[last_number]", "[gone.py:f]", "r.yaml:6", ["rl.rewards.0", "no file gone.py"]),
+        ("  group_size: 4", "  algorithm: gpro", "r.yaml:7", ["rl.algorithm", "Did you mean grpo?"]),
+        ("  lr: 2e-4", "lora: {targets: [expert]}", "r.yaml:10", ["lora.targets", "Did you mean experts?"]),
     ],
 )
 def test_message(line: str, instead: str, place: str, parts: list[str], tmp_path: Path) -> None:
@@ -132,3 +136,16 @@ def test_missing_file_and_unknown_name() -> None:
 def test_not_a_mapping(tmp_path: Path) -> None:
     assert "mapping of sections" in message("- 1\n", folder=tmp_path)
     assert "4 problems" in message("", folder=tmp_path)
+
+
+def test_groups_of_one_are_fine_without_a_group_baseline(tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text(GOOD, encoding="utf-8")
+    assert Recipe.load(path, ["rl.group_size=1", "rl.algorithm=reinforce++"]).rl.group_size == 1
+
+
+def test_targets_may_be_regular_expressions(tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text(GOOD, encoding="utf-8")
+    targets = [".*self_attn.(q|v)_proj", "experts"]
+    assert Recipe.load(path, [f"lora.targets={targets}"]).lora.targets == targets

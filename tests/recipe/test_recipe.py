@@ -15,7 +15,7 @@ from hetero.recipe.recipe import Recipe
 from hetero.recipe.source import parse, scalar
 from hetero.recipe.suggest import ELSEWHERE, EXPLAINED, all_paths, known_keys
 
-BASE = "{model: {path: x}, data: {train: arithmetic}, rl: {rewards: number_match}, train: {steps: 3}}"
+BASE = "{model: {path: x}, data: {train: arithmetic}, rl: {rewards: last_number}, train: {steps: 3}}"
 
 
 def recipe(*overrides: str) -> Recipe:
@@ -78,12 +78,14 @@ def test_overrides_are_typed_and_later_ones_win() -> None:
     got = recipe("train.steps=5", "train.steps=7", "engine.max_num_seqs=3", "data.options={digits: 2}")
     assert (got.train.steps, got.engine.max_num_seqs, got.data.options) == (7, 3, {"digits": 2})
     assert recipe("data.options.digits=2").data.options == {"digits": 2}
-    assert recipe("rl.rewards=[{function: a, weight: 2}]", "rl.rewards.0.weight=3").rl.rewards[0].weight == 3
+    assert (
+        recipe("rl.rewards=[{function: exact, weight: 2}]", "rl.rewards.0.weight=3").rl.rewards[0].weight == 3
+    )
 
 
 def test_a_name_is_a_reward_of_weight_one() -> None:
-    specs = recipe("rl.rewards=[a, {function: b, weight: 0.5}]").rl.rewards
-    assert [(s.function, s.weight) for s in specs] == [("a", 1.0), ("b", 0.5)]
+    specs = recipe("rl.rewards=[exact, {function: contains, weight: 0.5}]").rl.rewards
+    assert [(s.function, s.weight) for s in specs] == [("exact", 1.0), ("contains", 0.5)]
 
 
 def test_schema_describes_every_key() -> None:
@@ -114,7 +116,7 @@ def test_every_suggested_key_exists_and_no_explained_one_does() -> None:
         ("engine.kv_memory=2GiB", []),
         ("model.threads=1", []),
         ("train.save_every=2", []),
-        ("rl.rewards=[b]", None),
+        ("rl.rewards=[exact]", None),
         ("data.options={a: 1}", ["data.options: {} -> None", "data.options.a: None -> 1"]),
     ],
 )

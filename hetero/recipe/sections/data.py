@@ -26,8 +26,11 @@ class DataSection(Section):
     limit: int | None = Field(default=None, ge=1)
     """Keep only the first rows of `train`."""
     prompt: str | None = None
-    """Template of the user message over the row's columns, such as `"{question} Answer briefly."`; by default
-    the column `prompt`."""
+    """The column to ask, or with braces a template over columns, such as `"{question} Answer briefly."`; by
+    default
+    the first there is of `messages`, `prompt` and `question`."""
+    rename: dict[str, str] = Field(default={})
+    """New name: column, for rewards that expect another name, such as `answer: solution`."""
     system: str | None = None
     """A system message put before every prompt."""
     chat: dict[str, Any] = Field(default={})

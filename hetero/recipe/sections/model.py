@@ -38,10 +38,9 @@ class LoraSection(Section):
     """Rank of every pair of factors."""
     alpha: float = Field(default=32.0, gt=0)
     """The update is scaled by alpha / rank."""
-    targets: list[Literal["attention", "mlp", "experts"]] = Field(
-        default=["attention", "mlp", "experts"], min_length=1
-    )
-    """Which layers get factors. The router and the head never do."""
+    targets: list[str] = Field(default=["attention", "mlp", "experts"], min_length=1)
+    """Which layers get factors: attention, mlp, experts, or regular expressions that match whole module
+    names."""
     expert_layout: Literal["shared_outer", "per_expert"] = "shared_outer"
     """`shared_outer`: experts of a layer share the factor on the hidden side (3.6 times fewer parameters);
     `per_expert`: none shared."""
@@ -50,6 +49,14 @@ class LoraSection(Section):
     start_from: str | None = None
     """A PEFT adapter directory to continue from; the default is a fresh adapter, which changes nothing at
     first."""
+
+    @field_validator("targets")
+    @classmethod
+    def _group_or_expression(cls, value: list[str]) -> list[str]:
+        for target in value:
+            if not set(target) & set("\\.*+?[](){}|^$"):
+                one_of(target, ("attention", "mlp", "experts"), "a group of layers or a regular expression")
+        return value
 
 
 class EngineSection(Section):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -18,6 +18,11 @@ class RewardSpec(Section):
     """Factor of this reward in the sum."""
     options: dict[str, Any] = Field(default={})
     """Keyword arguments passed to the function at every call."""
+    per: Literal["sample", "group"] = "sample"
+    """What one call scores: each completion as soon as it is there, or all completions of a prompt
+    together."""
+    name: str = ""
+    """Name in the metrics; by default the function's."""
 
 
 def _names_too(schema: dict[str, Any]) -> None:
@@ -48,8 +53,11 @@ class RLSection(Section):
     """Lower clip of the probability ratio, 1 - clip_low; by default the preset's."""
     clip_high: float | None = Field(default=None, gt=0)
     """Upper clip of the probability ratio, 1 + clip_high; by default the preset's."""
-    kl_coef: float = Field(default=0.0, ge=0)
-    """Weight of the KL divergence from the base model (adapter off)."""
+    kl_coef: float | None = Field(default=None, ge=0)
+    """Weight of the KL divergence from the base model (adapter off); by default the preset's."""
+    train_truncated: bool = True
+    """Learn from completions that reached `max_tokens`. Without, they only count in their group's
+    baseline."""
     reward_timeout: float = Field(default=30.0, gt=0)
     """Seconds that one call of a reward function may take; its samples then count as failed."""
     reward_workers: int = Field(default=1, ge=1)
