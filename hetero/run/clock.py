@@ -14,6 +14,10 @@ class Clock:
         self._start = time.perf_counter()
         self.parts: dict[str, float] = {}
 
+    def add(self, name: str, seconds: float) -> None:
+        """Add seconds that somebody else measured to `name`."""
+        self.parts[name] = self.parts.get(name, 0.0) + seconds
+
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
         """Add the time inside to `name`."""
@@ -21,7 +25,7 @@ class Clock:
         try:
             yield
         finally:
-            self.parts[name] = self.parts.get(name, 0.0) + time.perf_counter() - start
+            self.add(name, time.perf_counter() - start)
 
     def metrics(self) -> dict[str, float]:
         """`time/<part>` of every part, and `time/step` since the clock was made."""

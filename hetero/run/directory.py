@@ -6,7 +6,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -15,9 +14,9 @@ from hetero.errors import CheckpointError
 from hetero.recipe.difference import differences
 from hetero.recipe.recipe import Recipe
 from hetero.run.journal import Journal
+from hetero.train.checkpoint import latest_checkpoint, prune_checkpoints, write_checkpoint
 
-_STATE = "state.json"
-"""Written last: a checkpoint without it is torn."""
+_STATE = "loop.json"
 
 
 class RunDirectory:
@@ -28,6 +27,10 @@ class RunDirectory:
     the lines of every later step. So a killed run loses at most the steps since its last checkpoint, and does
     those
     again bit for bit.
+
+    Attributes:
+        path: the directory. metrics, completions, eval: its journals.
+        saved: step of the newest whole checkpoint, 0 if there is none.
     """
 
     def __init__(self, path: Path) -> None:
@@ -35,6 +38,7 @@ class RunDirectory:
         self.metrics = Journal(path / "metrics.jsonl")
         self.completions = Journal(path / "completions.jsonl")
         self.eval = Journal(path / "eval.jsonl")
+        self.saved = 0
         self._lock: IO[str] | None = None
 
     @classmethod
@@ -48,27 +52,36 @@ class RunDirectory:
         run = cls(path)
         if path.is_file():
             raise CheckpointError(f"The run directory {path} is a file. Give another --out.")
-        if path.is_dir() and any(path.iterdir()) and not resume:
+        path.mkdir(parents=True, exist_ok=True)
+        inside = [entry.name for entry in path.iterdir() if not entry.name.startswith(".")]
+        if inside and not resume:
             raise CheckpointError(
                 f"The run directory {path} already exists. Go on with it: add --resume. Start anew: give "
-                "another --out, "
-                f"or delete it (rm -r {path})."
+                "another "
+                f"--out, or delete it (rm -r {path})."
             )
-        path.mkdir(parents=True, exist_ok=True)
-        run._hold()
-        saved = path / "recipe.yaml"
-        if saved.exists():
-            _same(Recipe.load(saved), recipe, path)
-        elif any(entry.name != ".lock" for entry in path.iterdir()):
-            run.close()
+        if inside and "recipe.yaml" not in inside:
             raise CheckpointError(
-                f"{path} has no recipe.yaml, so it is not a run directory. Give another --out."
+                f"{path} has no recipe.yaml, so it is no run directory. Give another --out."
             )
-        _write_text(saved, recipe.to_yaml())
-        (path / "checkpoints").mkdir(exist_ok=True)
-        for journal in (run.metrics, run.completions, run.eval):
-            journal.rewind(run.last_step())
+        run._hold()
+        try:
+            run._begin(recipe)
+        except BaseException:
+            run.close()
+            raise
         return run
+
+    def _begin(self, recipe: Recipe) -> None:
+        saved = self.path / "recipe.yaml"
+        if saved.exists():
+            _same(Recipe.load(saved), recipe, self.path)
+        _write_text(saved, recipe.to_yaml())
+        (self.path / "checkpoints").mkdir(exist_ok=True)
+        newest = latest_checkpoint(self.path / "checkpoints")
+        self.saved = 0 if newest is None else int(newest.name.removeprefix("step-"))
+        for journal in (self.metrics, self.completions, self.eval):
+            journal.rewind(self.saved)
 
     def close(self) -> None:
         """Let another process have the directory."""
@@ -76,37 +89,32 @@ class RunDirectory:
             self._lock.close()
             self._lock = None
 
-    def last_step(self) -> int:
-        """The step of the newest whole checkpoint, 0 if there is none."""
-        return max(self._steps(), default=0)
-
     def checkpoint(self, step: int) -> Path:
         """The directory of the checkpoint after `step`."""
         return self.path / "checkpoints" / f"step-{step}"
+
+    def trainer(self, step: int) -> Path:
+        """The trainer's part of the checkpoint after `step`."""
+        return self.checkpoint(step) / "trainer"
 
     def state(self, step: int) -> dict[str, Any]:
         """The loop's own state in the checkpoint after `step`."""
         loaded: dict[str, Any] = json.loads((self.checkpoint(step) / _STATE).read_text(encoding="utf-8"))
         return loaded
 
-    def save(self, step: int, write: Callable[[Path], object], state: Mapping[str, Any], keep: int) -> None:
-        """Write a checkpoint with `write(directory)`, make it visible in one rename, delete all but the
-        newest `keep`."""
-        final = self.checkpoint(step)
-        draft = final.with_name(f".{final.name}.tmp")
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir(parents=True)
-        write(draft)
-        _write_text(draft / _STATE, json.dumps({"step": step, **state}))
-        shutil.rmtree(final, ignore_errors=True)
-        draft.rename(final)
-        _sync(final.parent)
-        for old in sorted(self._steps())[:-keep]:
-            shutil.rmtree(self.checkpoint(old))
+    def save(
+        self, step: int, save_trainer: Callable[[Path], object], state: Mapping[str, Any], *, keep: int
+    ) -> None:
+        """Make the checkpoint after `step`: the trainer's part and the loop's `state`. The newest `keep`
+        stay."""
 
-    def _steps(self) -> list[int]:
-        found = (self.path / "checkpoints").glob(f"step-*/{_STATE}")
-        return [int(path.parent.name.removeprefix("step-")) for path in found]
+        def write(directory: Path) -> None:
+            save_trainer(directory / "trainer")
+            (directory / _STATE).write_text(json.dumps({"step": step, **state}), encoding="utf-8")
+
+        write_checkpoint(self.checkpoint(step), write)
+        prune_checkpoints(self.path / "checkpoints", keep)
+        self.saved = step
 
     def _hold(self) -> None:
         self._lock = (self.path / ".lock").open("w")
@@ -136,11 +144,3 @@ def _write_text(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     draft.replace(path)
-
-
-def _sync(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

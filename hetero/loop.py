@@ -1,0 +1,167 @@
+"""THE file to read first: a recipe becomes rollouts, rewards and updates, top to bottom.
+
+One model is in memory. The engine samples from it, the trainer changes its adapter in place, and the next
+token is
+sampled under the new version: nothing is copied, merged or sent.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from hetero.errors import CapacityError, DataError, RewardError
+from hetero.models.adapter import save_adapter
+from hetero.recipe.recipe import Recipe
+from hetero.rl.advantages import assign_advantages
+from hetero.rl.algorithms import ALGORITHMS
+from hetero.rl.batch import train_samples
+from hetero.rl.metrics import completion_rows
+from hetero.rl.rollout import Rollout, rollout
+from hetero.run.clock import Clock
+from hetero.run.evaluation import evaluate
+from hetero.run.metrics import step_record
+from hetero.run.parts import Parts, prepared
+from hetero.run.stopping import StopRequested
+from hetero.run.watch import Unwatched, Watch
+
+_log = logging.getLogger(__name__)
+
+
+def run(recipe: Recipe, out: str | Path, *, resume: bool = False, watch: Watch | None = None) -> int:
+    """Train as `recipe` says into the run directory `out`; returns the number of finished steps.
+
+    `resume` goes on from the newest checkpoint, to the same bits that an undisturbed run would have reached.
+    On the first
+    SIGTERM or SIGINT, and on errors of data or rewards, the step under way is dropped and what is finished is
+    saved.
+
+    Raises:
+        DataError, ModelError, RewardError, CapacityError: something that the recipe names cannot be used.
+        CheckpointError: `out` exists without `resume`, is in use, or belongs to another recipe.
+        StopRequested: a signal came.
+    """
+    with prepared(recipe, Path(out), resume=resume, watch=watch or Unwatched()) as parts:
+        step = restore(parts)
+        try:
+            measure(parts, step)
+            while step < recipe.train.steps:
+                step = advance(parts, step + 1)
+                measure(parts, step)
+        except (StopRequested, RewardError, DataError, CapacityError):
+            parts.trainer.zero_grad()  # of the step under way
+            conclude(parts, step)
+            raise
+        conclude(parts, step)
+        return step
+
+
+def restore(parts: Parts) -> int:
+    """Put trainer and data where the newest checkpoint left them; returns its step, 0 without one."""
+    step = parts.folder.saved
+    if step:
+        parts.trainer.load(parts.folder.trainer(step))
+        parts.order.load_state_dict(parts.folder.state(step)["order"])
+        parts.cursor = parts.order.state_dict()
+    return step
+
+
+def advance(parts: Parts, step: int) -> int:
+    """One step: draw tasks, sample a group of answers to each, score them, learn from the comparison, write
+    it down."""
+    clock, before = Clock(), parts.engine.stats.copy()
+    parts.engine.reset_cache()  # so that a step does not depend on what ran before it in this process
+    rolled = roll_out(parts, step)
+    clock.add("rollout", rolled.seconds_generate)
+    clock.add("reward", rolled.seconds_reward)
+    parts.stop.check()
+    with clock.part("train"):
+        trained = update(parts, step, rolled)
+    data = {
+        "data/epoch": parts.order.epoch,
+        "data/prompts_seen": parts.order.serial,
+        "data/prompts_too_long": parts.tasks.num_too_long,
+    }
+    seconds = {"time/save": parts.seconds_saving, **clock.metrics()}
+    record = step_record(step, rolled, trained, parts.engine.stats - before, seconds, data)
+    rows = list(completion_rows(step, rolled.groups))
+    parts.folder.completions.write(rows[: parts.recipe.log.completions])
+    parts.folder.metrics.write([record])
+    parts.cursor = parts.order.state_dict()
+    parts.watch.stepped(record, rows)
+    if step % parts.recipe.train.save_every == 0:
+        save(parts, step)
+    return step
+
+
+def roll_out(parts: Parts, step: int) -> Rollout:
+    """Groups of scored answers to the next tasks."""
+    rl = parts.recipe.rl
+    parts.watch.phase(step, "rollout")
+    draws = parts.order.take(rl.prompts_per_step)
+    return rollout(
+        parts.generate,
+        [parts.tasks.train[draw.row] for draw in draws],
+        parts.make_environment,
+        group_size=rl.group_size,
+        sampling=parts.train_sampling,
+        pool=parts.pool,
+        serials=[draw.serial for draw in draws],
+        step=step,
+        on_progress=parts.watch.progress,
+    )
+
+
+def update(parts: Parts, step: int, rolled: Rollout) -> dict[str, float]:
+    """Advantages, gradient, optimiser. The adapter is one version further afterwards, unless nothing could be
+    learnt."""
+    parts.watch.phase(step, "train")
+    rl = parts.recipe.rl
+    if not assign_advantages(rolled.groups, ALGORITHMS[rl.algorithm].advantage):
+        _log.warning(
+            "step %d: the rewards of every group are all equal, so there is nothing to learn from it", step
+        )
+    samples = train_samples(rolled.groups, train_truncated=rl.train_truncated)
+    if not samples:
+        return {"loss": 0.0, "grad_norm": 0.0, "learning_rate": parts.trainer.schedule(step - 1)}
+    return parts.trainer.forward_backward(samples) | parts.trainer.optim_step()
+
+
+def measure(parts: Parts, step: int) -> None:
+    """Evaluate before the first step, every `eval.every` steps and after the last; once for each step,
+    resumed or not."""
+    section = parts.recipe.eval
+    due = step in (0, parts.recipe.train.steps) or (section.every and step % section.every == 0)
+    if not due or not parts.tasks.held_out or any(r["step"] == step for r in parts.folder.eval.read()):
+        return
+    parts.watch.phase(step, "eval")
+    record = evaluate(
+        parts.generate,
+        parts.tasks.held_out,
+        parts.make_environment,
+        parts.pool,
+        samples=section.samples,
+        sampling=parts.eval_sampling,
+        correct_from=section.correct_from,
+        step=step,
+        on_progress=parts.watch.progress,
+    )
+    parts.folder.eval.write([record])
+    parts.watch.evaluated(record)
+
+
+def save(parts: Parts, step: int) -> None:
+    """A checkpoint of the finished `step`, if it has none yet."""
+    if step <= parts.folder.saved:
+        return
+    parts.watch.phase(step, "save")
+    clock = Clock()
+    train = parts.recipe.train
+    parts.folder.save(step, parts.trainer.save, {"order": parts.cursor}, keep=train.keep_checkpoints)
+    parts.seconds_saving = clock.metrics()["time/step"]
+
+
+def conclude(parts: Parts, step: int) -> None:
+    """The end of a run, come to or asked for: the last checkpoint, and the adapter for people to use."""
+    save(parts, step)
+    save_adapter(parts.loaded.model, parts.folder.path / "adapter")

@@ -1,0 +1,92 @@
+"""Everything that a run holds while it goes, opened in order and closed again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hetero.data.order import EpochOrder
+from hetero.engine.engine import Engine
+from hetero.engine.params import SamplingParams
+from hetero.recipe.recipe import Recipe
+from hetero.rl.environment import EnvironmentFactory, SingleTurn
+from hetero.rl.rewards.pool import RewardPool
+from hetero.rl.rollout import GenerateFn
+from hetero.run.directory import RunDirectory
+from hetero.run.making import eval_sampling, make_engine, make_pool, make_trainer, stoppable, train_sampling
+from hetero.run.opening import Opened, opened, prepare_adapter
+from hetero.run.stopping import Stop, stop_signals
+from hetero.run.tasks import RunTasks, load_tasks
+from hetero.run.watch import Watch
+from hetero.train.trainer import Trainer
+
+
+@dataclass
+class Parts:
+    """The parts of a run.
+
+    Attributes:
+        cursor: where the order of the tasks stood after the last finished step.
+        seconds_saving: what the last checkpoint took.
+    """
+
+    recipe: Recipe
+    folder: RunDirectory
+    watch: Watch
+    stop: Stop
+    tasks: RunTasks
+    order: EpochOrder
+    pool: RewardPool
+    loaded: Opened
+    engine: Engine
+    trainer: Trainer
+    generate: GenerateFn
+    make_environment: EnvironmentFactory
+    train_sampling: SamplingParams
+    eval_sampling: SamplingParams
+    cursor: dict[str, Any]
+    seconds_saving: float = 0.0
+
+
+@contextmanager
+def prepared(recipe: Recipe, out: Path, *, resume: bool, watch: Watch) -> Iterator[Parts]:
+    """Open the run directory, the data, the rewards and the model, what fails cheapest first; close them at
+    the end."""
+    with ExitStack() as stack:
+        stop = stack.enter_context(stop_signals())
+        folder = stack.enter_context(closing(RunDirectory.open(out, recipe, resume=resume)))
+        watch.started(recipe, folder.path, folder.saved)
+        stack.callback(watch.ended)
+        watch.phase(folder.saved, "load")
+        tasks = load_tasks(recipe.data, recipe.eval.prompts)
+        pool = stack.enter_context(make_pool(recipe, folder.path / "rewards.log"))
+        pool.check_columns(tasks.columns)
+        loaded = stack.enter_context(opened(recipe.model, chat=recipe.data.chat))
+        prepare_adapter(loaded.model, recipe.lora, recipe.train.seed)
+        engine = stack.enter_context(make_engine(recipe, loaded))
+        trainer = make_trainer(recipe, loaded.model)
+        max_tokens = recipe.rl.max_tokens
+        tasks = tasks.fit(loaded.renderer, trainer.context, max_tokens, recipe.eval.max_tokens or max_tokens)
+        stop.check()
+        order = EpochOrder(len(tasks.train), recipe.train.seed)
+        yield Parts(
+            recipe=recipe,
+            folder=folder,
+            watch=watch,
+            stop=stop,
+            tasks=tasks,
+            order=order,
+            pool=pool,
+            loaded=loaded,
+            engine=engine,
+            trainer=trainer,
+            generate=stoppable(engine, stop),
+            make_environment=partial(SingleTurn, loaded.renderer, pool),
+            train_sampling=train_sampling(recipe, loaded),
+            eval_sampling=eval_sampling(recipe, loaded),
+            cursor=order.state_dict(),
+        )

@@ -1,0 +1,165 @@
+"""How much memory a run will take, from the model's configuration alone: nothing is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from hetero.engine.params import parse_bytes
+from hetero.errors import ModelError
+from hetero.formats import FORMATS
+from hetero.kernels.batch import KV_BLOCK
+from hetero.models.builtin_config import builtin_config
+from hetero.models.experts import HeteroExperts, replace_experts
+from hetero.models.lora_config import GROUPS
+from hetero.models.lora_targets import find_sites
+from hetero.recipe.recipe import Recipe
+from hetero.recipe.sections.model import LoraSection
+
+PANEL = 32
+"""Packed weights are padded to whole panels in both directions."""
+MASTER, MOMENTS, GRADIENT, COPIES = 4, 8, 4, 2 * 2
+"""Bytes per adapter parameter: fp32 master, two fp32 moments, fp32 gradient, bf16 copy plain and packed."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Bytes by purpose, and what they are made of.
+
+    Attributes:
+        parts: purpose -> bytes.
+        num_weights, num_expert_weights, num_adapter: counts of parameters.
+        kv_tokens: tokens that the KV cache holds.
+    """
+
+    parts: dict[str, int]
+    num_weights: int
+    num_expert_weights: int
+    num_adapter: int
+    kv_tokens: int
+
+    @property
+    def total(self) -> int:
+        """All bytes together."""
+        return sum(self.parts.values())
+
+
+def memory_plan(recipe: Recipe) -> Plan:
+    """Predict the memory of a run. Raises ModelError when the model's configuration cannot be had or used."""
+    config = model_config(recipe.model.path)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    num_weights = sum(p.numel() for p in model.parameters())
+    replace_experts(model, recipe.model.experts, None)
+    experts = [module for module in model.modules() if isinstance(module, HeteroExperts)]
+    text = config.get_text_config(decoder=True)
+    num_adapter = adapter_size(model, recipe.lora)
+    kv = parse_bytes(recipe.engine.kv_memory)
+    parts = {
+        "experts": sum(_expert_bytes(module, recipe.model.experts) for module in experts),
+        "other weights": _other_bytes(model, recipe.model.dense),
+        "KV cache": kv,
+        "adapter": num_adapter * (MASTER + COPIES),
+        "optimizer": num_adapter * (MOMENTS + GRADIENT),
+        "activations": _activations(text, recipe),
+    }
+    return Plan(
+        parts=parts,
+        num_weights=num_weights,
+        num_expert_weights=sum(p.numel() for module in experts for p in module.parameters()),
+        num_adapter=num_adapter,
+        kv_tokens=kv // kv_bytes_per_token(text) // KV_BLOCK * KV_BLOCK,
+    )
+
+
+def model_config(path: str) -> Any:
+    """The Transformers configuration of a model; of built-in models also before they are built."""
+    known = builtin_config(path)
+    if known is not None:
+        return known
+    try:
+        return AutoConfig.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"The configuration of {path!r} cannot be had: no such directory (looked in {Path.cwd()}), and "
+            "the Hub "
+            f"does not give it ({str(error).splitlines()[0]}). A directory with the model's config.json is "
+            "enough."
+        ) from error
+
+
+def adapter_size(model: nn.Module, lora: LoraSection) -> int:
+    """Parameters of the adapter that `lora` asks for. Raises ModelError when a target reaches nothing."""
+    total = 0
+    for name, projections in find_sites(model, lora.targets, lenient=tuple(lora.targets) == GROUPS).items():
+        module: Any = model.get_submodule(name)
+        if isinstance(module, HeteroExperts):
+            at, rank = module.layout, lora.expert_rank or lora.rank
+            outer = 1 if lora.expert_layout == "shared_outer" else at.num_experts
+            pair = outer * at.hidden_size + at.num_experts * at.intermediate_size
+            total += rank * pair * len(projections)
+        else:
+            total += lora.rank * (int(module.in_features) + int(module.out_features))
+    return total
+
+
+def kv_bytes_per_token(text: Any) -> int:
+    """Bytes of keys and values of one token in all layers, as the KV pool stores them."""
+    heads = text.num_attention_heads
+    if getattr(text, "kv_lora_rank", None):
+        width = heads * (_pad(text.qk_nope_head_dim + text.qk_rope_head_dim) + _pad(text.v_head_dim))
+    else:
+        head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+        width = (getattr(text, "num_key_value_heads", None) or heads) * 2 * _pad(head_dim)
+    return int(2 * width * text.num_hidden_layers)
+
+
+def readable(size: int) -> str:
+    """Bytes as people read them."""
+    for unit in ("GiB", "MiB"):
+        scale = 2 ** {"GiB": 30, "MiB": 20}[unit]
+        if size >= scale:
+            return f"{size / scale:.1f} {unit}"
+    return f"{size / 1024:.1f} KiB"
+
+
+def _pad(size: int) -> int:
+    return -(-size // PANEL) * PANEL
+
+
+def _packed(n: int, k: int, name: str) -> int:
+    return FORMATS[name].nbytes(_pad(n), _pad(k))
+
+
+def _expert_bytes(module: HeteroExperts, name: str) -> int:
+    at = module.layout
+    gate_up = _packed(2 * at.intermediate_size, at.hidden_size, name)
+    return at.num_experts * (gate_up + _packed(at.hidden_size, at.intermediate_size, name))
+
+
+def _other_bytes(model: nn.Module, dense: str) -> int:
+    """All but routed experts. A tied head is packed once, and the embeddings are read from it."""
+    linears = {id(m.weight): m for m in model.modules() if isinstance(m, nn.Linear)}
+    routed = {id(p) for m in model.modules() if isinstance(m, HeteroExperts) for p in m.parameters()}
+    rest = {id(p): p for p in model.parameters() if id(p) not in linears and id(p) not in routed}
+    packed = sum(
+        _packed(m.out_features, m.in_features, dense) for m in linears.values() if isinstance(m, nn.Linear)
+    )
+    return packed + 2 * sum(p.numel() for p in rest.values())
+
+
+def _activations(text: Any, recipe: Recipe) -> int:
+    """The larger of the trainer's kept activations and the engine's one step, roughly."""
+    tokens, hidden = recipe.train.micro_batch_tokens, text.hidden_size
+    per_expert = getattr(text, "moe_intermediate_size", None) or text.intermediate_size
+    chosen = getattr(text, "num_experts_per_tok", None) or 1
+    one_layer = tokens * (16 * hidden + 8 * chosen * per_expert)
+    layers = text.num_hidden_layers
+    kept = layers * tokens * hidden * 2 if recipe.train.checkpointing == "layer" else layers * one_layer
+    logits = 4 * text.vocab_size * recipe.engine.max_num_seqs
+    return int(max(kept + one_layer, logits))

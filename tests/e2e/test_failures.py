@@ -1,0 +1,128 @@
+"""What goes wrong is one paragraph that says how to fix it, or a counted skip; a finished step is never
+lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetero import loop
+from hetero.errors import CapacityError, DataError, HeteroError, ModelError, RewardError
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def fails(recipe: Any, out: Path, kind: type[HeteroError], *parts: str) -> None:
+    with pytest.raises(kind) as caught:
+        loop.run(recipe, out)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_a_reward_that_raises(small: Any, tmp_path: Path) -> None:
+    recipe = small.recipe(rl=small.reward("raises"))
+    fails(recipe, tmp_path / "run", RewardError, "12 of 12", "the judge is out", "fix the function")
+
+
+def test_a_reward_that_raises_later_loses_no_finished_step(small: Any, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    recipe = small.recipe(rl=small.reward("raises_from_step_3"), train={"steps": 4, "save_every": 10})
+    fails(recipe, out, RewardError, "the judge is out")
+    assert [record["step"] for record in lines(out / "metrics.jsonl")] == [1, 2]
+    assert (out / "checkpoints" / "step-2").is_dir()
+    text = small.rewards.read_text(encoding="utf-8").replace(
+        'raise ZeroDivisionError("the judge is out")', "pass"
+    )
+    small.rewards.write_text(text, encoding="utf-8")
+    assert loop.run(recipe, out, resume=True) == 4
+    straight = small.recipe(rl=small.reward("even"), train={"steps": 4})
+    loop.run(straight, tmp_path / "straight")
+    one, other = (tmp_path / name / "checkpoints" / "step-4" for name in ("run", "straight"))
+    names = [path.relative_to(one) for path in one.rglob("*.safetensors")]
+    assert names
+    assert all((one / name).read_bytes() == (other / name).read_bytes() for name in names)
+
+
+def test_a_reward_that_hangs(small: Any, tmp_path: Path) -> None:
+    recipe = small.recipe(
+        rl={**small.reward("hangs"), "reward_timeout": 0.5, "prompts_per_step": 1, "group_size": 2}
+    )
+    fails(recipe, tmp_path / "run", RewardError, "timeout")
+
+
+def test_a_reward_that_sometimes_hangs_masks_its_samples(small: Any, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    keys = {**small.reward("hangs_on_long_ones"), "reward_timeout": 0.5, "max_failed": 1.0, "group_size": 3}
+    loop.run(small.recipe(rl={**keys, "prompts_per_step": 1}, train={"steps": 1}, data={"eval": None}), out)
+    record = lines(out / "metrics.jsonl")[0]
+    rows = lines(out / "completions.jsonl")
+    hung = [row for row in rows if row["num_tokens"] >= 6]
+    assert hung
+    assert record["data/reward_timeouts"] == len(hung)
+    assert all(row["reward"] is None and "timeout" in row["error"] for row in hung)
+
+
+def test_a_reward_file_that_cannot_be_imported(small: Any, tmp_path: Path) -> None:
+    small.rewards.write_text("import nothing_of_that_name\n\ndef even(completions): ...\n", encoding="utf-8")
+    fails(small.recipe(), tmp_path / "run", RewardError, "nothing_of_that_name")
+
+
+def test_a_reward_that_needs_another_column(small: Any, tmp_path: Path) -> None:
+    small.rewards.write_text("def even(completions, answr): ...\n", encoding="utf-8")
+    fails(small.recipe(), tmp_path / "run", RewardError, "'answr'")
+
+
+def test_no_data_file(small: Any, tmp_path: Path) -> None:
+    fails(small.recipe(data={"train": "gone.jsonl"}), tmp_path / "run", DataError, "gone.jsonl")
+
+
+def test_an_empty_data_set(small: Any, tmp_path: Path) -> None:
+    small.data.write_text("", encoding="utf-8")
+    fails(small.recipe(), tmp_path / "run", DataError, "empty")
+
+
+def test_no_model(small: Any, tmp_path: Path) -> None:
+    gone = tmp_path / "no-model"
+    fails(small.recipe(model={"path": str(gone)}), tmp_path / "run", ModelError, str(gone))
+    gone.mkdir()
+    fails(small.recipe(model={"path": str(gone)}), tmp_path / "other", ModelError, "config.json")
+
+
+def test_a_prompt_longer_than_the_context_is_counted_and_left_out(small: Any, tmp_path: Path) -> None:
+    small.write_data(["word a", "b" * 600, "word c"])
+    out = tmp_path / "run"
+    loop.run(small.recipe(), out)
+    assert [record["data/prompts_too_long"] for record in lines(out / "metrics.jsonl")] == [1, 1]
+    assert {row["prompt"] for row in lines(out / "completions.jsonl")} == {"word a", "word c"}
+
+
+def test_only_prompts_longer_than_the_context(small: Any, tmp_path: Path) -> None:
+    small.write_data(["b" * 600])
+    fails(small.recipe(), tmp_path / "run", DataError, "1 of 1 prompts")
+
+
+def test_completions_longer_than_the_context(small: Any, tmp_path: Path) -> None:
+    recipe = small.recipe(rl={"max_tokens": 600}, train={"micro_batch_tokens": 2048})
+    fails(recipe, tmp_path / "run", CapacityError, "rl.max_tokens is 600", "512")
+
+
+def test_more_tokens_than_the_kv_cache_holds(small: Any, tmp_path: Path) -> None:
+    fails(small.recipe(engine={"kv_memory": "20KiB"}), tmp_path / "run", CapacityError, "kv_memory")
+
+
+def test_a_target_that_reaches_nothing(small: Any, tmp_path: Path) -> None:
+    fails(small.recipe(lora={"targets": [".*nothing.*"]}), tmp_path / "run", ModelError, ".*nothing.*")
+
+
+def test_a_start_that_failed_leaves_a_directory_that_can_be_resumed(small: Any, tmp_path: Path) -> None:
+    text = small.data.read_text(encoding="utf-8")
+    small.data.write_text("", encoding="utf-8")
+    out = tmp_path / "run"
+    fails(small.recipe(), out, DataError)
+    small.data.write_text(text, encoding="utf-8")
+    assert loop.run(small.recipe(), out, resume=True) == 2
