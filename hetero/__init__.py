@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hetero.engine.params import SamplingParams
     from hetero.models.config import HeteroConfig
     from hetero.models.load import load_model
-    from hetero.models.lora import LoraConfig
+    from hetero.models.lora_config import LoraConfig
     from hetero.recipe.recipe import Recipe
     from hetero.train.trainer import Trainer
 
@@ -23,7 +23,7 @@ __all__ = ["Engine", "HeteroConfig", "LoraConfig", "Recipe", "SamplingParams", "
 _HOMES = {
     "Engine": "hetero.engine.engine",
     "HeteroConfig": "hetero.models.config",
-    "LoraConfig": "hetero.models.lora",
+    "LoraConfig": "hetero.models.lora_config",
     "Recipe": "hetero.recipe.recipe",
     "SamplingParams": "hetero.engine.params",
     "Trainer": "hetero.train.trainer",

@@ -35,7 +35,7 @@ FORBIDDEN = {"utils", "util", "helpers", "helper", "common", "misc"}
 FACADE = "hetero/__init__.py"
 """Names the public objects and loads them on demand; nobody inside imports from it, except `__version__`."""
 
-MEDIAN_FILE, CEILING_FILE, P95_FUNCTION = 120, 250, 65
+MEDIAN_FILE, CEILING_FILE, P95_FUNCTION = 120, 260, 65
 
 
 def _modules() -> dict[str, Path]:

@@ -136,6 +136,10 @@ def upcycle(
     top_k: Annotated[int, typer.Option(min=1, help="Experts per token.")] = 2,
     architecture: Annotated[str, typer.Option(help="mixtral or qwen2_moe.")] = "mixtral",
     router_std: Annotated[float, typer.Option(min=0, help="Standard deviation of the random router.")] = 0.02,
+    expert_noise: Annotated[
+        float,
+        typer.Option(min=0, help="Noise that tells experts apart, relative to their weights; 0 = none."),
+    ] = 0.0,
     seed: SeedOption = 0,
 ) -> None:
     """Turn a dense model into a Mixture of Experts that computes the same function."""
@@ -143,11 +147,14 @@ def upcycle(
         "upcycle",
         source=source,
         out=out,
-        experts=experts,
-        top_k=top_k,
-        architecture=architecture,
-        router_std=router_std,
-        seed=seed,
+        options={
+            "experts": experts,
+            "top_k": top_k,
+            "architecture": architecture,
+            "router_std": router_std,
+            "expert_noise": expert_noise,
+            "seed": seed,
+        },
     )
 
 

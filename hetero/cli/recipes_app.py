@@ -20,13 +20,13 @@ NameArg = Annotated[str, typer.Argument(help="A recipe file, or the name of one 
 @recipes.command("list")
 def list_recipes() -> None:
     """Name the recipes that come with hetero."""
-    command("recipes", action="list")
+    command("recipes")
 
 
 @recipes.command()
 def show(recipe: NameArg) -> None:
     """Print a recipe file, comments and all, to copy and change."""
-    command("recipes", action="show", recipe=recipe)
+    command("recipes", recipe=recipe)
 
 
 @recipes.command()
@@ -37,10 +37,10 @@ def validate(
     ] = None,
 ) -> None:
     """Check a recipe without loading anything."""
-    command("recipes", action="validate", recipe=recipe, overrides=overrides or [])
+    command("check", recipe=recipe, overrides=overrides or [])
 
 
 @recipes.command()
 def schema() -> None:
     """Print the JSON schema of recipes, for an editor's completion and checks."""
-    command("recipes", action="schema")
+    command("check")

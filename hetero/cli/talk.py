@@ -1,0 +1,52 @@
+"""A model to talk to in the terminal: opens it, streams its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hetero.cli.quiet import quiet_libraries
+from hetero.data.chat import ChatRenderer
+from hetero.engine.engine import Engine
+from hetero.engine.params import SamplingParams
+from hetero.recipe.sections.model import ModelSection
+from hetero.run.opening import opened
+
+
+@dataclass
+class Talk:
+    """An engine for one speaker. `sampled` are the ids of the last answer."""
+
+    renderer: ChatRenderer
+    engine: Engine
+    params: SamplingParams
+    sampled: list[int] = field(default_factory=list)
+    finish_reason: str = ""
+    _turn: int = 0
+
+    @classmethod
+    @contextmanager
+    def open(
+        cls, model: str, adapter: Path | None, *, max_tokens: int, sampling: dict[str, Any]
+    ) -> Iterator[Talk]:
+        """Load `model` with `adapter` for the time of the `with` block."""
+        quiet_libraries()
+        with opened(ModelSection(path=model), adapter=adapter) as loaded:
+            stop_ids = loaded.renderer.stop_ids
+            params = SamplingParams(max_tokens=max_tokens, stop_ids=stop_ids, **sampling)
+            with Engine(loaded.model, tokenizer=loaded.tokenizer, max_num_seqs=1) as engine:
+                yield cls(loaded.renderer, engine, params)
+
+    def answer(self, ids: Sequence[int]) -> Iterator[str]:
+        """The text that follows `ids`, in pieces as they are sampled."""
+        self.sampled = []
+        self._turn += 1
+        for piece in self.engine.stream(ids, self.params, stream=(self._turn, 0)):
+            if piece.token_id is not None:
+                self.sampled.append(piece.token_id)
+            if piece.completion is not None:
+                self.finish_reason = piece.completion.finish_reason
+            yield piece.text

@@ -1,0 +1,95 @@
+"""The names that people build on. Changing one of these lists is a decision, with a line in CHANGELOG.md."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+import hetero
+from hetero.cli.app import app
+from hetero.recipe.recipe import Recipe
+from hetero.recipe.suggest import all_paths
+
+ROOT = Path(__file__).resolve().parents[1]
+
+PUBLIC = ["Engine", "HeteroConfig", "LoraConfig", "Recipe", "SamplingParams", "Trainer", "load_model"]
+
+RECIPE_KEYS = """
+model.path model.experts model.dense model.device model.threads
+lora.rank lora.alpha lora.targets lora.expert_layout lora.expert_rank lora.start_from
+engine.max_num_seqs engine.kv_memory engine.prefill_chunk
+data.train data.eval data.held_out data.options data.limit data.prompt data.rename data.system data.chat
+rl.rewards rl.algorithm rl.group_size rl.prompts_per_step rl.max_tokens rl.temperature rl.stop rl.clip_low
+rl.clip_high rl.kl_coef rl.train_truncated rl.reward_timeout rl.reward_workers rl.max_failed
+train.steps train.lr train.betas train.eps train.weight_decay train.max_grad_norm train.schedule
+train.warmup_steps train.micro_batch_tokens train.checkpointing train.seed train.save_every
+train.keep_checkpoints
+eval.every eval.prompts eval.samples eval.temperature eval.top_p eval.top_k eval.min_p eval.max_tokens
+eval.correct_from
+log.completions log.samples log.report
+"""
+
+SAMPLING = "--temperature --top-p --top-k --min-p --seed"
+COMMANDS = {
+    "rl": "RECIPE OVERRIDES --out --resume --dry-run",
+    "generate": f"MODEL --prompt --adapter --system --raw --max-tokens {SAMPLING}",
+    "chat": f"MODEL --adapter --system --max-tokens {SAMPLING}",
+    "eval": "RECIPE OVERRIDES --adapter --json",
+    "report": "RUN",
+    "upcycle": "SOURCE OUT --experts --top-k --architecture --router-std --expert-noise --seed",
+    "recipes list": "",
+    "recipes show": "RECIPE",
+    "recipes validate": "RECIPE OVERRIDES",
+    "recipes schema": "",
+}
+
+
+def test_public_names() -> None:
+    assert hetero.__all__ == PUBLIC
+    for name in PUBLIC:
+        assert getattr(hetero, name).__name__ == name
+    assert set(PUBLIC) <= set(dir(hetero))
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(AttributeError, match="its public names are Engine, "):
+        hetero.Enginee  # noqa: B018
+
+
+def test_import_is_cheap() -> None:
+    code = "import sys, hetero; assert not {'torch', 'numpy', 'pydantic'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_version_is_the_package_metadata_s() -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    found = re.search(r'^version = "([^"]+)"', text, re.MULTILINE)
+    assert found is not None
+    assert found[1] == hetero.__version__
+
+
+def test_recipe_keys() -> None:
+    assert [path for path in all_paths(Recipe) if "." in path] == RECIPE_KEYS.split()
+
+
+def test_commands() -> None:
+    found: dict[str, str] = {}
+
+    def walk(command: Any, name: str) -> None:
+        for child, inner in getattr(command, "commands", {}).items():
+            walk(inner, f"{name} {child}".strip())
+        if not hasattr(command, "commands"):
+            found[name] = " ".join(map(parameter, command.params))
+
+    def parameter(param: Any) -> str:
+        return max(param.opts, key=len) if param.param_type_name == "option" else param.name.upper()
+
+    walk(typer.main.get_command(app), "")
+    for name, parameters in COMMANDS.items():
+        assert found[name] == parameters, name
