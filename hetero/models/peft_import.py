@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from hetero.errors import ModelError
 from hetero.models.experts import HeteroExperts
@@ -76,6 +77,7 @@ def read_peft(model: nn.Module, directory: Path) -> dict[str, Plan]:
     for name, projections in single.items():
         _add_single(plans.setdefault(name, Plan()), name, experts[name].layout.num_experts, projections)
     for name in plans.keys() & experts.keys():
+        _level_ranks(plans[name])
         _share(plans[name])
     return plans
 
@@ -193,6 +195,18 @@ def _add(plan: Plan, factors: dict[str, Tensor], scale: float) -> None:
         plan.scale = scale
     ratio = scale / plan.scale
     plan.factors.update({p: t * ratio if p.endswith("_b") and ratio != 1 else t for p, t in factors.items()})
+
+
+def _level_ranks(plan: Plan) -> None:
+    """Give gate and up one rank, as the kernels want: zeros on both sides of a pair change nothing, ever."""
+    factors = plan.factors
+    if not {"gate_a", "up_a"} <= factors.keys():
+        return
+    ranks = {p: factors[f"{p}_a"].shape[1] for p in ("gate", "up")}
+    for p, rank in ranks.items():
+        more = max(ranks.values()) - rank
+        factors[f"{p}_a"] = pad(factors[f"{p}_a"], (0, 0, 0, more))
+        factors[f"{p}_b"] = pad(factors[f"{p}_b"], (0, more))
 
 
 def _share(plan: Plan) -> None:
