@@ -190,3 +190,44 @@ def experts_backward(
     down_a: Tensor | None,
     down_b: Tensor | None,
 ) -> None: ...
+def cap_logits(c: Context, x: int, rows: int, n: int, factor: float, softcap: float) -> None: ...
+def token_logprobs(
+    c: Context,
+    logits: int,
+    targets: int,
+    temperature: int,
+    rows: int,
+    n: int,
+    logp: int,
+    entropy: int,
+    max: int,
+    inverse_total: int,
+) -> None: ...
+def token_logprobs_backward(
+    c: Context,
+    logits: int,
+    targets: int,
+    temperature: int,
+    rows: int,
+    n: int,
+    max: int,
+    inverse_total: int,
+    gradient: int,
+    factor: float,
+    softcap: float,
+    dlogits: int,
+) -> None: ...
+def sample(
+    c: Context,
+    logits: int,
+    rows: int,
+    n: int,
+    temperature: int,
+    top_p: int,
+    top_k: int,
+    min_p: int,
+    keys: int,
+    ids: int,
+    logp: int,
+    raw: int,
+) -> None: ...

@@ -9,4 +9,5 @@ NB_MODULE(_C, module) {
   hetero::bind_linear(module);
   hetero::bind_attention(module);
   hetero::bind_moe(module);
+  hetero::bind_sampling(module);
 }

@@ -1,7 +1,7 @@
 """Causal attention over packed segments: differentiable in the training layout, paged in the engine's.
 
-Both walk KV in blocks of 32 tokens with the same kernels, so a query row gets the same bits from decoding token by
-token, from chunked or whole prefill and from training batches, shared prompts or not.
+Both walk KV in blocks of 32 tokens with the same kernels, so a query row gets the same bits from decoding,
+from chunked or whole prefill and from training batches, shared prompts or not.
 """
 
 from __future__ import annotations
