@@ -105,7 +105,6 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         self._num_preemptions += 1
         self._stop_running(sequence)
-        sequence.num_computed = 0
         sequence.status = Status.WAITING
         sequence.prompt.num_unstarted += sequence.fresh
         insort(self._waiting, sequence, key=_arrival)

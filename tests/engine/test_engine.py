@@ -83,6 +83,36 @@ def test_preemption_happens_and_changes_nothing() -> None:
     assert tight.stats.num_preemptions > 0
 
 
+def test_a_leader_that_is_preempted_starts_again_and_still_leads() -> None:
+    """The first sequence outgrows its blocks while the group's prompt is half computed."""
+    runner = MockRunner(5)
+    engine = Engine(runner, max_num_seqs=2, prefill_chunk=2)
+    prompts = [tokens(31), *[tokens(90, 1)] * 3]
+    params = [SamplingParams(max_tokens=60), *[SamplingParams(max_tokens=2)] * 3]
+    done = engine.generate(prompts, params)
+    for i, completion in enumerate(done):
+        assert completion.token_ids == runner.expect(prompts[i], params[i], (i, 0))[0]
+    assert engine.stats.num_preemptions == 1
+    computed_before = 2 * (
+        65 - 31
+    )  # one chunk beside each token of the first sequence, up to its third block
+    assert computed_before < 90
+    found_again = done[1].num_cached_tokens
+    assert found_again in (32, 64)  # what the first sequence did not need
+    assert engine.stats.prefill_tokens == 31 + computed_before + 90 - found_again
+    assert [c.num_cached_tokens for c in done[2:]] == [90, 90]
+
+
+def test_a_prompt_does_not_take_the_blocks_that_running_sequences_are_about_to_need() -> None:
+    prompts = [tokens(31), tokens(31, 1), tokens(33, 2)]
+    engine = Engine(MockRunner(5))
+    engine.generate(prompts, SamplingParams(max_tokens=20))
+    assert engine.stats.num_preemptions == 0
+    group = Engine(MockRunner(6))
+    group.generate([*prompts[:2], *[tokens(40, 2)] * 2], SamplingParams(max_tokens=20))
+    assert group.stats.num_preemptions == 0
+
+
 @pytest.mark.parametrize("max_num_seqs", [64, 16, 5, 1])
 @pytest.mark.parametrize("prefill_chunk", [512, 100])
 def test_a_group_computes_its_prompt_once(max_num_seqs: int, prefill_chunk: int) -> None:
@@ -339,7 +369,9 @@ def test_an_exception_in_a_callback_or_the_model_leaves_a_usable_engine() -> Non
             engine.generate(prompts, params)
         runner.fail_at = -1
         runner.store.layers[:] = 123456789  # what a failed pass left behind must never be read
+        runner.store.zeroed.clear()
         assert results(engine.generate(prompts, params)) == expected
+        assert len(runner.store.zeroed) == len(set(runner.store.zeroed)) >= 4 * 2
         assert engine._stepper.blocks.num_free == 64
 
 
