@@ -90,16 +90,25 @@ class StoreBuilder:
         for e, weight in enumerate(tensor):
             self.add_expert(name, e, weight)
 
-    def add_expert(self, name: str, index: int, weight: Tensor) -> None:
-        """Take the weight of one expert, a slice of what `add` takes."""
-        if tuple(weight.shape) != self.layout.shape(name)[1:]:
-            want = self.layout.shape(name)[1:]
-            raise ShapeError(f"{name} of expert {index} has shape {tuple(weight.shape)}, expected {want}")
-        if self.layout.transposed:
-            weight = weight.mT
-        if self._alternates(name):
-            weight = _deinterleave(weight)
-        self.stacks[PARTS[name]].put(index, weight)
+    def add_expert(self, name: str, index: int, *pieces: Tensor) -> None:
+        """Take the weight of one expert: a slice of what `add` takes, or for gate_up its gate and its up.
+
+        Raises: ShapeError.
+        """
+        stack = self.stacks[PARTS[name]]
+        want = self.layout.shape(name)[1:]
+        axis = 1 if self.layout.transposed else 0
+        sizes = [piece.shape[axis] for piece in pieces if piece.ndim == 2]
+        others = {piece.shape[1 - axis] for piece in pieces if piece.ndim == 2}
+        if sum(sizes) != want[axis] or others != {want[1 - axis]}:
+            got = " and ".join(str(tuple(piece.shape)) for piece in pieces)
+            raise ShapeError(f"{name} of expert {index} has shape {got}, expected {want}")
+        rows = [piece.mT if self.layout.transposed else piece for piece in pieces]
+        if len(rows) == 2 and sizes[0] == sizes[1] and not self.layout.interleaved:
+            stack.put_parts(index, rows)
+            return
+        weight = rows[0] if len(rows) == 1 else torch.cat(rows)
+        stack.put(index, _deinterleave(weight) if self._alternates(name) else weight)
 
     def finish(self) -> ExpertStore:
         """The store. Raises ModelError when tensors are missing."""

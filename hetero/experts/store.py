@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -48,6 +50,12 @@ class PackedStack:
     def put(self, index: int, weight: Tensor) -> None:
         """Pack `weight` [N, K] (any float dtype, any device) as matrix `index`."""
         self.packed.set(index, weight.to("cpu", torch.bfloat16).contiguous())
+        self._filled[index] = True
+
+    def put_parts(self, index: int, weights: Sequence[Tensor]) -> None:
+        """Pack matrix `index` from its parts, each [N / parts, K]."""
+        for part, weight in enumerate(weights):
+            self.packed.set_part(index, part, weight.to("cpu", torch.bfloat16))
         self._filled[index] = True
 
     def missing(self) -> list[int]:

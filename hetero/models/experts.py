@@ -71,9 +71,7 @@ class HeteroExperts(nn.Module):
         return f"experts={at.num_experts}, hidden={at.hidden_size}, intermediate={at.intermediate_size}"
 
 
-def experts_forward(
-    module: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
-) -> Tensor:
+def experts_forward(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """The experts implementation that Transformers knows as "hetero"."""
     store = getattr(module, "store", None)
     if store is None:

@@ -15,6 +15,7 @@ from hetero.errors import ModelError
 from hetero.models.config import METHOD, HeteroConfig
 from hetero.models.experts import HeteroExperts, replace_experts, replace_module
 from hetero.models.linear import HeteroLinear
+from hetero.models.mapped_files import own_parameters
 from hetero.models.streaming import Pack, owner, streamed
 
 logger = logging.getLogger(__name__)
@@ -71,6 +72,8 @@ class HeteroQuantizer(HfQuantizer):
                 raise ModelError(f"the checkpoint lacks {lacking} of {name}")
             if isinstance(module, HeteroLinear) and module.packed is None:
                 raise ModelError(f"the checkpoint lacks {name}.weight")
+
+        own_parameters(model)
 
     def is_serializable(self) -> bool:
         return True

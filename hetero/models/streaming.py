@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
 from transformers.core_model_loading import Concatenate, ConversionOps, MergeModulelist, WeightConverter
 
 from hetero.errors import ModelError
 from hetero.models.experts import HeteroExperts
 from hetero.models.linear import HeteroLinear
+from hetero.models.mapped_files import PageKeeper
+
+pages = PageKeeper()
 
 
 class Pack(ConversionOps):
@@ -29,6 +31,7 @@ class Pack(ConversionOps):
                 module.pack(tensor)
             else:
                 raise ModelError(f"{name} is not a tensor that hetero packs")
+            pages.packed(tensor.nbytes)
             if missing is not None:
                 missing.discard(name)
         return {}
@@ -64,8 +67,8 @@ class PackEachExpert(WeightConverter):
             )
         for index, parts in enumerate(zip(*groups, strict=True)):
             tensors = [part() for part in parts]
-            weight = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-            module.builder.add_expert(child, index, weight)
+            module.builder.add_expert(child, index, *tensors)
+            pages.packed(sum(tensor.nbytes for tensor in tensors))
         self.collected_tensors.clear()
         module.arrived(child)
         if loading_info is not None:

@@ -96,5 +96,11 @@ def test_builder_takes_single_experts_in_any_order_and_names_what_is_missing() -
         builder.finish()
     with pytest.raises(ShapeError, match="expert 1"):
         builder.add_expert("gate_up_proj", 1, gate_up[1, :5])
+    with pytest.raises(ShapeError, match="expert 1"):
+        builder.add_expert("gate_up_proj", 1, gate_up[1, :32], gate_up[1, :5])
+    builder.add_expert("gate_up_proj", 1, *gate_up[1].chunk(2))
+    builder.add("gate_up_proj_bias", torch.zeros(4, 64))
+    builder.add("down_proj_bias", torch.zeros(4, 32))
+    assert torch.equal(builder.finish().dequantize()[0], gate_up)
     with pytest.raises(ModelError, match="not one hetero knows"):
         builder.add("up_proj", gate_up)

@@ -1,7 +1,7 @@
 """LoRA gradients against autograd in fp64 on Transformers' own eager modules.
 
-A layer's experts must agree within 1 %. Through a whole model the bf16 residual stream adds its own rounding (plain
-PyTorch in bf16 is off by as much), so there the bound is 4 %, on a sequence that both route alike.
+A layer's experts must agree within 1 %. Through a whole model the bf16 residual stream adds its own rounding
+(plain PyTorch in bf16 is off by as much), so there the bound is 4 %, on a sequence that both route alike.
 """
 
 from __future__ import annotations
@@ -103,9 +103,7 @@ def test_gradients_of_one_layers_experts(checkpoint: Checkpoint, name: str, layo
     assert distance(mine[1].grad, twin[1].grad) < 0.01
 
 
-def routed_alike(
-    model: PreTrainedModel, reference: PreTrainedModel, weights: dict[str, Tensor]
-) -> list[int]:
+def routed_alike(model: PreTrainedModel, reference: PreTrainedModel, weights: dict[str, Tensor]) -> list[int]:
     """A sequence for which both choose the same experts everywhere."""
     seen: list[Tensor] = []
     kinds = [m for m in model.modules() if isinstance(m, HeteroExperts)]

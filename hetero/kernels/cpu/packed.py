@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -15,9 +17,28 @@ PANEL = 32
 """Columns of a panel; N and K are padded with zeros to multiples of it."""
 
 
+OWN_MAPPING = 1 << 19
+"""Elements from which panels get a memory mapping of their own (1 MiB)."""
+
+
 def padded(extent: int) -> int:
     """`extent` rounded up to a multiple of PANEL."""
     return -(-extent // PANEL) * PANEL
+
+
+def _panels(size: int) -> torch.Tensor:
+    """Uninitialised memory for `size` bf16 elements.
+
+    Large stacks get a mapping of their own, in huge pages where there are any: in the allocator's heap they
+    would be strewn among the short-lived tensors of loading, whose holes no later stack fills.
+    """
+    if size < OWN_MAPPING:
+        return torch.empty(size, dtype=torch.bfloat16)
+    memory = mmap.mmap(-1, 2 * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.bfloat16)
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +76,7 @@ class PackedWeight:
                 f"a packed weight needs positive sizes and N in {parts} equal parts, got E={e}, N={n}, K={k}"
             )
         size = e * parts * padded(n // parts) * padded(k)
-        return cls(e, n, k, torch.empty(size, dtype=torch.bfloat16), stacked, parts)
+        return cls(e, n, k, _panels(size), stacked, parts)
 
     def set(self, index: int, weight: torch.Tensor) -> None:
         """Pack `weight` [N, K] (bf16, or fp32 rounded to nearest even) as matrix number `index`."""
@@ -64,6 +85,16 @@ class PackedWeight:
             raise ShapeError(f"index is {index}; the stack has {self.e} matrices")
         size = self.n_pad * padded(self.k)
         self._fill(weight.detach(), self.data[index * size : (index + 1) * size])
+
+    def set_part(self, index: int, part: int, weight: torch.Tensor) -> None:
+        """Pack `weight` [N / parts, K] as one part of matrix number `index`: gate (0) or up (1)."""
+        rows = self.n // self.parts
+        expect("weight", weight, (rows, self.k), torch.bfloat16, torch.float32)
+        if not (0 <= index < self.e and 0 <= part < self.parts):
+            raise ShapeError(f"part {part} of matrix {index}: the stack has {self.e} of {self.parts} parts")
+        size = padded(rows) * padded(self.k)
+        start = (index * self.parts + part) * size
+        self._fill(weight.detach(), self.data[start : start + size])
 
     def fill(self, weights: torch.Tensor) -> None:
         """Pack all of `weights` [E, N, K]."""
