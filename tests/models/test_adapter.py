@@ -93,6 +93,22 @@ def test_peft_computes_what_we_compute(
     assert all(torch.equal(loaded[key], written[key].float()) for key in written)
 
 
+@pytest.mark.parametrize("family", ["qwen2_moe", "gpt_oss"])
+def test_dense_layers_left_to_pytorch_take_the_same_adapter(
+    family: str, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    exact = _ours(checkpoint(family), LoraConfig(rank=3))
+    saved = save_adapter(exact, tmp_path / "exact")
+    torch_dense = load_model(checkpoint(family), device="cpu", dense="torch")
+    base = _logits(torch_dense)
+    load_adapter(torch_dense, saved)
+    assert _distance(base, _logits(exact)) > 0.1
+    assert _distance(_logits(torch_dense), _logits(exact)) < TOLERANCE
+    again = save_adapter(torch_dense, tmp_path / "again")
+    names = ("adapter_model.safetensors", "adapter_config.json", MASTERS)
+    assert all((saved / name).read_bytes() == (again / name).read_bytes() for name in names)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("layout", ["shared_outer", "per_expert"])
 def test_updates_of_the_experts_are_exactly_ours(
