@@ -214,7 +214,7 @@ def _load(target: dict[str, Any]) -> Callable[..., Any]:
         function = holder() if inspect.isclass(holder) else holder
     if not callable(function):
         raise TypeError(f"{target['name']} is not a function but {_short(function)}")
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def _load_file(place: str) -> Any:

@@ -1,0 +1,141 @@
+"""Which charts a report has, and from which metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hetero.report.charts import Series, bar_chart, line_chart
+from hetero.report.numbers import short
+from hetero.report.run_files import Run, points
+
+_PARTS = (
+    ("rollout", "time/rollout"),
+    ("reward", "time/reward"),
+    ("train", "time/train"),
+    ("save", "time/save"),
+)
+
+
+def curves(run: Run) -> list[str]:
+    """The figures that the run has data for, the most telling first."""
+    return [figure for figure in _all(run) if figure]
+
+
+def _all(run: Run) -> Iterator[str]:
+    yield _reward(run)
+    accuracy = Series("accuracy", points(run.evaluations, "accuracy"), dots=True)
+    yield line_chart("Held-out accuracy", [accuracy], low=0.0, high=1.0, note=_ACCURACY_NOTE, wide=True)
+    yield from _rewards_of_functions(run)
+    yield line_chart("Loss", [Series("loss", run.series("loss"), noisy=True)], note=_LOSS_NOTE)
+    yield line_chart(
+        "Gradient norm", [Series("norm before clipping", run.series("grad_norm"), noisy=True)], low=0.0
+    )
+    yield line_chart("Entropy", [Series("nats per token", run.series("entropy"), noisy=True)], low=0.0)
+    yield _lengths(run)
+    yield line_chart(
+        "Groups without a signal",
+        [Series("all rewards equal", run.series("frac_reward_zero_std"))],
+        low=0.0,
+        high=1.0,
+        note="Share of groups whose answers all got the same reward: nothing is learnt from them.",
+    )
+    yield _mismatch(run)
+    yield line_chart(
+        "Policy change",
+        [
+            Series("clipped, low", run.series("clip_ratio/low_mean")),
+            Series("clipped, high", run.series("clip_ratio/high_mean")),
+            Series("KL to the sampling policy", run.series("approx_kl")),
+        ],
+        low=0.0,
+    )
+    yield line_chart("KL to the base model", [Series("k3 per token", run.series("kl"), noisy=True)], low=0.0)
+    rates = run.series("learning_rate")
+    if len({rate for _, rate in rates}) > 1:
+        yield line_chart("Learning rate", [Series("learning rate", rates)], low=0.0)
+    yield bar_chart(
+        "Time per step", _times(run), unit=" s", note="Rewards are computed while answers are still written."
+    )
+    yield line_chart(
+        "Tokens per second",
+        [
+            Series("rollout", run.series("perf/rollout_tok_s")),
+            Series("train", run.series("perf/train_tok_s")),
+        ],
+        low=0.0,
+    )
+
+
+_ACCURACY_NOTE = "Share of right answers to tasks that never occur in training."
+_LOSS_NOTE = "Near 0 while the policy is the one that sampled; its gradient is what counts, not its value."
+
+
+def _reward(run: Run) -> str:
+    spread = dict(run.series("reward_std"))
+    rewards = run.series("reward")
+    band = [(step, value - spread[step], value + spread[step]) for step, value in rewards if step in spread]
+    unit = all(0 <= value <= 1 for _, value in rewards)
+    limits = (0.0, 1.0) if unit else (None, None)
+    if unit:
+        band = [(step, max(low, 0.0), min(high, 1.0)) for step, low, high in band]
+    return line_chart(
+        "Reward",
+        [Series("mean of the step", rewards, noisy=True, band=band)],
+        low=limits[0],
+        high=limits[1],
+        note="Shaded: one standard deviation within a group." if band else "",
+        wide=True,
+    )
+
+
+def _rewards_of_functions(run: Run) -> Iterator[str]:
+    names = dict.fromkeys(
+        name
+        for record in run.metrics
+        for name in record
+        if name.startswith("rewards/") and name.endswith("/mean")
+    )
+    if len(names) > 1:
+        lines = [
+            Series(name.removeprefix("rewards/").removesuffix("/mean"), run.series(name)) for name in names
+        ]
+        yield line_chart("Reward functions", lines, note="Unweighted, where each applies.")
+
+
+def _lengths(run: Run) -> str:
+    low, high = dict(run.series("completions/min_length")), dict(run.series("completions/max_length"))
+    mean = run.series("completions/mean_length")
+    band = [(step, low[step], high[step]) for step, _ in mean if step in low and step in high]
+    limit = run.setting("rl.max_tokens")
+    note = (
+        f"Shaded: shortest to longest. The limit is {limit} tokens."
+        if limit
+        else "Shaded: shortest to longest."
+    )
+    return line_chart("Length of answers, tokens", [Series("mean", mean, band=band)], low=0.0, note=note)
+
+
+def _mismatch(run: Run) -> str:
+    largest = run.series("mismatch/logp_abs_max")
+    if not largest:
+        return ""
+    worst = max(value for _, value in largest)
+    if worst == 0:
+        note = "Exactly 0: sampler and trainer agree on every log-probability, bit for bit."
+    else:
+        note = f"Largest difference of a token's log-probability between sampler and trainer: {short(worst)}."
+    lines = [Series("largest |Δ log p|", largest), Series("mean", run.series("mismatch/logp_abs_mean"))]
+    return line_chart(
+        "Mismatch of sampler and trainer", lines, low=0.0, high=1e-3 if worst == 0 else None, note=note
+    )
+
+
+def _times(run: Run) -> list[Series]:
+    """The parts of a step, and what is left of it."""
+    parts = [Series(label, run.series(name)) for label, name in _PARTS]
+    known: dict[float, float] = {}
+    for part in parts:
+        for step, value in part.points:
+            known[step] = known.get(step, 0.0) + value
+    rest = [(step, max(value - known.get(step, 0.0), 0.0)) for step, value in run.series("time/step")]
+    return [*parts, Series("other", rest)]
