@@ -39,11 +39,10 @@ class LmHead:
     lora: ops.LoraFactors | None = None
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [B, H] -> fp32 [B, V]."""
+        """hidden [B, H] -> fp32 [B, V]; without gradient where the weight is packed."""
         if isinstance(self.weight, PackedWeight):
-            out = ops.linear(hidden, self.weight, self.bias, self.lora, out_dtype=torch.float32)
-        else:
-            out = lora_linear(hidden, self.weight, self.bias, self.lora).float()
+            return ops.head_logits(hidden, self.weight, self.bias, self.logit_scale, self.softcap, self.lora)
+        out = lora_linear(hidden, self.weight, self.bias, self.lora).float()
         if self.logit_scale != 1.0:
             out = out * self.logit_scale
         return out if self.softcap is None else torch.tanh(out / self.softcap) * self.softcap
