@@ -1,4 +1,4 @@
-// Re-pairing of bf16 panels: plain integer code that each ISA's compiler flags vectorise.
+// Re-pairing of bf16 panels.
 #pragma once
 
 #include "base/dtype.h"
@@ -28,17 +28,31 @@ void pack_rows(const uint16_t* const* row_ptrs, int rows, int n, int n_off, uint
   }
 }
 
+// The row of pairs that has to stand at position j of a square so that, after the transposition,
+// the low halves of every 128 bits hold the first half of K in order, and the high halves the
+// second: low16 and high16 of two rows then give finished vectors.
+inline int pair_at(int j) {
+  const int lane = j / 4, position = j % 4;
+  return 2 * lane + (position < 2 ? position : Turn::kSize / 2 + position - 2);
+}
+
 void repair(const uint16_t* packed, int num_panels, int k_pad, int k_block, uint16_t* panel) {
+  constexpr int kSize = Turn::kSize, kPairs = kPanel / 2;
   const size_t panel_size = static_cast<size_t>(k_pad) * kPanel;
-  for (int p = 0; p < num_panels; ++p) {
-    const uint16_t* from = packed + p * panel_size + static_cast<size_t>(k_block) * kPanel * kPanel;
-    for (int n = 0; n < kPanel; n += 2, panel += 2 * kPanel) {
-      for (int pair = 0; pair < kPanel / 2; ++pair) {
-        const uint16_t* two = from + (pair * kPanel + n) * 2;  // k even, k odd of n; then of n + 1
-        panel[4 * pair] = two[0];
-        panel[4 * pair + 1] = two[2];
-        panel[4 * pair + 2] = two[1];
-        panel[4 * pair + 3] = two[3];
+  const uint16_t* from = packed + static_cast<size_t>(k_block) * kPanel * kPanel;
+  for (int p = 0; p < num_panels; ++p, from += panel_size, panel += kPanel * kPanel) {
+    for (int n = 0; n < kPanel; n += kSize) {
+      for (int pair = 0; pair < kPairs; pair += kSize) {
+        Turn::I square[kSize];
+        for (int j = 0; j < kSize; ++j) {
+          square[j] = Turn::load(from + ((pair + pair_at(j)) * kPanel + n) * 2);
+        }
+        Turn::transpose(square);
+        for (int j = 0; j < kSize; j += 2) {
+          uint16_t* to = panel + (n + j) * kPanel + 4 * pair;
+          Turn::store(to, Turn::low16(square[j], square[j + 1]));
+          Turn::store(to + 2 * kSize, Turn::high16(square[j], square[j + 1]));
+        }
       }
     }
   }

@@ -10,8 +10,13 @@ namespace {
 
 const Isa kIsas[] = {
     {&kernels_scalar, kNoFeature, false},
+    {&kernels_avx512bf16_emulated, kNoFeature, true},
+    {&kernels_amx_emulated, kNoFeature, true},
 #if defined(__x86_64__)
+    {&kernels_avx2, kAvx2, false},
     {&kernels_avx512, kAvx2 | kAvx512, false},
+    {&kernels_avx512bf16, kAvx2 | kAvx512 | kAvx512Bf16, false},
+    {&kernels_amx, kAvx2 | kAvx512 | kAvx512Bf16 | kAmx, false},
 #endif
 };
 

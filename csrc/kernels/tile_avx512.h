@@ -4,7 +4,8 @@
 #include <immintrin.h>
 
 #include "base/dtype.h"
-#include "kernels/kernel.h"
+#include "kernels/turn_avx512.h"
+#include "kernels/turned.inl.h"
 
 namespace hetero {
 namespace {
@@ -24,12 +25,7 @@ struct Tile {
 
   // [k_pad][rows] fp32
   static void pack(const uint16_t* const* row_ptrs, int rows, int k, int k_pad, void* dst) {
-    float* to = static_cast<float*>(dst);
-    for (int row = 0; row < rows; ++row) {
-      const uint16_t* from = row_ptrs[row];
-      for (int i = 0; i < k; ++i) to[i * rows + row] = bf16_to_float(from[i]);
-      for (int i = k; i < k_pad; ++i) to[i * rows + row] = 0.0f;
-    }
+    pack_floats(row_ptrs, rows, k, k_pad, static_cast<float*>(dst));
   }
 
   template <int kRows>

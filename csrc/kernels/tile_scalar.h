@@ -3,7 +3,8 @@
 #pragma once
 
 #include "base/dtype.h"
-#include "kernels/kernel.h"
+#include "kernels/turn_scalar.h"
+#include "kernels/turned.inl.h"
 
 namespace hetero {
 namespace {
@@ -21,12 +22,7 @@ struct Tile {
 
   // [k_pad][rows] fp32
   static void pack(const uint16_t* const* row_ptrs, int rows, int k, int k_pad, void* dst) {
-    float* to = static_cast<float*>(dst);
-    for (int i = 0; i < k_pad; ++i) {
-      for (int row = 0; row < rows; ++row) {
-        *to++ = i < k ? bf16_to_float(row_ptrs[row][i]) : 0.0f;
-      }
-    }
+    pack_floats(row_ptrs, rows, k, k_pad, static_cast<float*>(dst));
   }
 
   static void multiply(int rows, const void* a, int k_pad, const uint16_t* panel, float* c, int ldc,

@@ -88,20 +88,27 @@ class PackedExpertLora:
         down_b: PackedWeight | None,
         scale: float,
     ) -> None:
-        self._weights = (gate_up_a, gate_up_b, down_a, down_b)
+        self._alive = (gate_up_a, gate_up_b, down_a, down_b)
         self.gate_up_rank = gate_up_b.k if gate_up_b is not None else 0
         self.down_rank = down_a.n if down_a is not None else 0
         self.shared_gate_up_a = gate_up_a is not None and not gate_up_a.stacked
         self.shared_down_b = down_b is not None and not down_b.stacked
         self.handle = _C.ExpertLora(
             experts.handle,
-            *(None if weight is None else weight.data for weight in self._weights),
+            _data(gate_up_a),
+            _data(gate_up_b),
+            _data(down_a),
+            _data(down_b),
             self.gate_up_rank,
             self.down_rank,
             self.shared_gate_up_a,
             self.shared_down_b,
             scale,
         )
+
+
+def _data(weight: PackedWeight | None) -> torch.Tensor | None:
+    return None if weight is None else weight.data
 
 
 class LoraGrads(NamedTuple):

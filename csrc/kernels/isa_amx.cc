@@ -1,0 +1,10 @@
+// The tile is written over what is included before it.
+// clang-format off
+#include "kernels/amx_native.h"
+#include "kernels/turn_avx512.h"
+#include "kernels/tile_amx.h"
+#include "kernels/vec_avx512.h"
+// clang-format on
+#define HETERO_ISA amx
+#define HETERO_VEC VecAvx512
+#include "kernels/isa.inl.h"

@@ -1,0 +1,10 @@
+// The tile is written over what is included before it.
+// clang-format off
+#include "kernels/amx_emulated.h"
+#include "kernels/turn_scalar.h"
+#include "kernels/tile_amx.h"
+#include "kernels/vec_scalar.h"
+// clang-format on
+#define HETERO_ISA amx_emulated
+#define HETERO_VEC VecScalar
+#include "kernels/isa.inl.h"

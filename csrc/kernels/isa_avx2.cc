@@ -1,0 +1,5 @@
+#include "kernels/tile_avx2.h"
+#include "kernels/vec_avx2.h"
+#define HETERO_ISA avx2
+#define HETERO_VEC VecAvx2
+#include "kernels/isa.inl.h"

@@ -1,0 +1,10 @@
+// The tile is written over what is included before it.
+// clang-format off
+#include "kernels/bf16dot_native.h"
+#include "kernels/turn_avx512.h"
+#include "kernels/tile_avx512bf16.h"
+#include "kernels/vec_avx512.h"
+// clang-format on
+#define HETERO_ISA avx512bf16
+#define HETERO_VEC VecAvx512
+#include "kernels/isa.inl.h"

@@ -1,0 +1,85 @@
+// The AVX512-BF16 micro-kernel: 12 rows by 32 columns in 24 accumulators, two products per lane and
+// instruction.
+//
+// Written over Bf16Dot: the instructions (bf16dot_native.h) or plain C++ (bf16dot_emulated.h).
+// Include one of them and a turn_<isa>.h first.
+#pragma once
+
+#include "base/dtype.h"
+#include "kernels/turned.inl.h"
+
+namespace hetero {
+namespace {
+
+struct Tile {
+  static constexpr int kMaxRows = 12;
+
+  static void enter() {}
+  static void leave() {}
+
+  static int block_rows(int rows_left) {
+    return rows_left == 0 ? 0 : ceil_div(rows_left, ceil_div(rows_left, kMaxRows));
+  }
+  static size_t block_bytes(int rows, int k_pad) { return sizeof(uint16_t) * rows * k_pad; }
+
+  // [k_pad/2][rows] pairs
+  static void pack(const uint16_t* const* row_ptrs, int rows, int k, int k_pad, void* dst) {
+    pack_pairs(row_ptrs, rows, k, k_pad, static_cast<uint32_t*>(dst));
+  }
+
+  template <int kRows>
+  static void multiply_rows(const uint32_t* a, int k_pad, const uint16_t* panel, float* c, int ldc,
+                            bool accumulate) {
+    Bf16Dot::Sum left[kRows], right[kRows];
+    for (int row = 0; row < kRows; ++row) {
+      left[row] = accumulate ? Bf16Dot::load(c + row * ldc) : Bf16Dot::zero();
+      right[row] = accumulate ? Bf16Dot::load(c + row * ldc + 16) : Bf16Dot::zero();
+    }
+    for (int i = 0; i < k_pad; i += 2, panel += 2 * kPanel, a += kRows) {
+      Bf16Dot::prefetch(panel + kPrefetch);
+      Bf16Dot::prefetch(panel + kPrefetch + kPanel);
+      const Bf16Dot::Pairs pairs0 = Bf16Dot::load_pairs(panel);
+      const Bf16Dot::Pairs pairs1 = Bf16Dot::load_pairs(panel + kPanel);
+#pragma GCC unroll 12
+      for (int row = 0; row < kRows; ++row) {
+        const Bf16Dot::Pairs value = Bf16Dot::broadcast(a + row);
+        left[row] = Bf16Dot::dot(left[row], value, pairs0);
+        right[row] = Bf16Dot::dot(right[row], value, pairs1);
+      }
+    }
+    for (int row = 0; row < kRows; ++row) {
+      Bf16Dot::store(c + row * ldc, left[row]);
+      Bf16Dot::store(c + row * ldc + 16, right[row]);
+    }
+  }
+
+  static void multiply(int rows, const void* a, int k_pad, const uint16_t* panel, float* c, int ldc,
+                       bool accumulate) {
+    const uint32_t* from = static_cast<const uint32_t*>(a);
+    switch (rows) {
+#define HETERO_ROWS(n) \
+  case n:              \
+    return multiply_rows<n>(from, k_pad, panel, c, ldc, accumulate);
+      HETERO_ROWS(1)
+      HETERO_ROWS(2)
+      HETERO_ROWS(3)
+      HETERO_ROWS(4)
+      HETERO_ROWS(5)
+      HETERO_ROWS(6)
+      HETERO_ROWS(7)
+      HETERO_ROWS(8)
+      HETERO_ROWS(9)
+      HETERO_ROWS(10)
+      HETERO_ROWS(11)
+      HETERO_ROWS(12)
+#undef HETERO_ROWS
+    }
+  }
+
+ private:
+  static constexpr int kPrefetch =
+      512;  // elements ahead in the panel; consecutive panels are adjacent
+};
+
+}  // namespace
+}  // namespace hetero
