@@ -47,7 +47,7 @@ class LmHead:
             out = out * self.logit_scale
         return out if self.softcap is None else torch.tanh(out / self.softcap) * self.softcap
 
-    def logprobs(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    def logprobs(self, hidden: Tensor, targets: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
         """hidden [T, H], targets [T] int64 -> (log-probabilities [T] fp32, differentiable; entropy [T] fp32,
         no grad)."""
         if isinstance(self.weight, PackedWeight):

@@ -56,6 +56,10 @@ def test_torch_head_has_gradients_and_accepts_no_rows(checkpoint: Checkpoint) ->
     logits = twin @ model.lm_head.weight.float().T
     torch.log_softmax(logits, -1).gather(1, targets[:, None]).sum().backward()
     torch.testing.assert_close(hidden.grad.float(), twin.grad, rtol=0.02, atol=0.02)
+    heat = torch.linspace(0.5, 2.0, 600)
+    warm, _ = head(model).logprobs(hidden, targets, heat)
+    want = torch.log_softmax(logits / heat[:, None], -1).gather(1, targets[:, None])[:, 0]
+    torch.testing.assert_close(warm, want, rtol=0.02, atol=0.02)
     empty, _ = head(model).logprobs(hidden[:0], targets[:0], 1.0)
     assert empty.shape == (0,)
 

@@ -12,6 +12,7 @@ from paging import Pager
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from hetero.kernels import ops
 from hetero.models import forward_hidden, head, load_model, scoring_batch
 
 LENGTHS = (37, 70, 5, 33)
@@ -105,3 +106,20 @@ def test_logits_of_a_row_do_not_depend_on_the_batch(model: PreTrainedModel, alon
         rows = torch.cat([lm_head.logits(row[None]) for row in alone[0]])
     assert whole.dtype == torch.float32
     assert same(whole[: LENGTHS[0]], rows)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_sampled_logprobs_equal_trained_logprobs(
+    model: PreTrainedModel, alone: list[Tensor], temperature: float
+) -> None:
+    lm_head = head(model)
+    hidden = torch.cat(alone)
+    logits = lm_head.logits(hidden)
+    rows = hidden.shape[0]
+    keys = torch.arange(4 * rows).view(rows, 4).to(torch.uint64)
+    heat = torch.full((rows,), temperature)
+    off = torch.zeros(rows)
+    ids, logp, raw = ops.sample(logits, heat, off + 1.0, off.to(torch.int32), off, keys)
+    trained, _ = lm_head.logprobs(hidden.clone().requires_grad_(), ids.to(torch.int64), temperature)
+    assert same(trained.detach(), logp)
+    assert same(logp, raw)
