@@ -22,6 +22,7 @@ from hetero.run.opening import Opened, opened, prepare_adapter
 from hetero.run.stopping import Stop, stop_signals
 from hetero.run.tasks import RunTasks, load_tasks
 from hetero.run.watch import Watch
+from hetero.train.random_state import seed_random_state
 from hetero.train.trainer import Trainer
 
 
@@ -65,6 +66,7 @@ def prepared(recipe: Recipe, out: Path, *, resume: bool, watch: Watch) -> Iterat
         tasks = load_tasks(recipe.data, recipe.eval.prompts)
         pool = stack.enter_context(make_pool(recipe, folder.path / "rewards.log"))
         pool.check_columns(tasks.columns)
+        seed_random_state(recipe.train.seed)
         loaded = stack.enter_context(opened(recipe.model, chat=recipe.data.chat))
         prepare_adapter(loaded.model, recipe.lora, recipe.train.seed)
         engine = stack.enter_context(make_engine(recipe, loaded))

@@ -12,6 +12,13 @@ import numpy as np
 import torch
 
 
+def seed_random_state(seed: int) -> None:
+    """Begin the same streams anew, so that a run does not depend on what this process did before."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
 def get_random_state() -> dict[str, Any]:
     """Python's, NumPy's, PyTorch's CPU and, when initialised, CUDA generators. hetero's own sampling uses
     none of them.

@@ -26,7 +26,7 @@ def fails(recipe: Any, out: Path, kind: type[HeteroError], *parts: str) -> None:
 
 def test_a_reward_that_raises(small: Any, tmp_path: Path) -> None:
     recipe = small.recipe(rl=small.reward("raises"))
-    fails(recipe, tmp_path / "run", RewardError, "12 of 12", "the judge is out", "fix the function")
+    fails(recipe, tmp_path / "run", RewardError, "6 of 6", "the judge is out", "fix the function")
 
 
 def test_a_reward_that_raises_later_loses_no_finished_step(small: Any, tmp_path: Path) -> None:
@@ -112,7 +112,12 @@ def test_completions_longer_than_the_context(small: Any, tmp_path: Path) -> None
 
 
 def test_more_tokens_than_the_kv_cache_holds(small: Any, tmp_path: Path) -> None:
-    fails(small.recipe(engine={"kv_memory": "20KiB"}), tmp_path / "run", CapacityError, "kv_memory")
+    fails(
+        small.recipe(engine={"kv_memory": "20KiB"}, rl={"max_tokens": 40}),
+        tmp_path / "run",
+        CapacityError,
+        "kv_memory",
+    )
 
 
 def test_a_target_that_reaches_nothing(small: Any, tmp_path: Path) -> None:

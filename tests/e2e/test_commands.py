@@ -1,0 +1,120 @@
+"""The commands that need a model, as a person runs them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetero import loop
+from hetero.cli import main
+
+
+@pytest.fixture
+def run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[..., tuple[int, str, str]]:
+    """`hetero ...` in this process, in `tmp_path`: exit status, standard output, standard error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["hetero", *map(str, arguments)])
+        capsys.readouterr()
+        status = 0
+        try:
+            main()
+        except SystemExit as stop:
+            status = int(stop.code or 0)
+        return (status, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def trained(small: Any, tmp_path: Path) -> Path:
+    out = tmp_path / "run"
+    loop.run(small.recipe(train={"steps": 8}), out)
+    return out
+
+
+def test_rl_says_what_became_better_and_what_to_do_next(small: Any, run: Any, tmp_path: Path) -> None:
+    status, out, err = run("rl", small.file(), "train.steps=3", "--out", "run")
+    assert status == 0, err
+    last = out.splitlines()[-4:]
+    assert "3 steps in" in " ".join(last)
+    assert "Mean reward" in " ".join(last)
+    assert "Held-out accuracy" in " ".join(last)
+    assert f"hetero chat {small.tree['model']['path']} --adapter run/adapter" in last[-1]
+    assert (tmp_path / "run" / "recipe.yaml").is_file()
+
+
+def test_rl_makes_new_directories_of_its_own(small: Any, run: Any, tmp_path: Path) -> None:
+    for name in ("small", "small-2"):
+        status, _, err = run("rl", small.file(), "train.steps=1", "data.eval=null")
+        assert status == 0, err
+        assert (tmp_path / "runs" / name / "metrics.jsonl").is_file()
+
+
+def test_a_wrong_key_and_a_missing_file_are_one_paragraph(small: Any, run: Any, tmp_path: Path) -> None:
+    for arguments, part in (
+        (("rl", small.file(), "rl.group_sise=4", "--out", "run"), "Did you mean rl.group_size?"),
+        (("rl", "gone.yaml", "--out", "run"), "no recipe file gone.yaml"),
+        (("rl", small.file(), "data.train=gone.jsonl", "--out", "other"), "gone.jsonl"),
+    ):
+        status, out, err = run(*arguments)
+        assert status == 1
+        assert out == ""
+        assert err.startswith("error: ")
+        assert err.rstrip().count("\n") == 0, err
+        assert part in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_failing_reward_tells_how_to_go_on(small: Any, run: Any) -> None:
+    recipe = small.file(rl=small.reward("raises_from_step_3"), train={"steps": 4})
+    status, _, err = run("rl", recipe, "--out", "run")
+    assert status == 1
+    assert "the judge is out" in err
+    assert f"hetero rl {recipe} --out run --resume" in err
+
+
+def test_eval_measures_with_and_without_adapter(small: Any, run: Any, trained: Path) -> None:
+    recipe = small.file(train={"steps": 8})
+    status, out, err = run("eval", recipe, "--json")
+    assert status == 0, err
+    before = json.loads(out)
+    status, out, err = run("eval", recipe, "--adapter", trained / "adapter", "--json")
+    assert status == 0, err
+    after = json.loads(out)
+    first, last = (json.loads(line) for line in (trained / "eval.jsonl").read_text().splitlines())
+    assert before["reward"] == first["reward"]
+    assert after["reward"] == last["reward"]
+    status, out, _ = run("eval", recipe, "eval.prompts=1")
+    assert "1 held-out task" in out
+
+
+def test_eval_without_held_out_tasks_says_so(small: Any, run: Any) -> None:
+    status, _, err = run("eval", small.file(), "data.eval=null")
+    assert status == 1
+    assert "data.eval" in err
+
+
+def test_generate_repeats_itself_and_follows_the_adapter(small: Any, run: Any, trained: Path) -> None:
+    model = small.tree["model"]["path"]
+    arguments = ("generate", model, "--prompt", "word a", "--max-tokens", "12", "--seed", "3")
+    status, first, err = run(*arguments)
+    assert status == 0, err
+    assert run(*arguments)[1] == first
+    assert run(*arguments, "--adapter", trained / "adapter")[1] != first
+    assert run(*arguments, "--raw")[1] != first
+
+
+def test_generate_without_a_model_is_one_paragraph(run: Any, tmp_path: Path) -> None:
+    status, _, err = run("generate", "./no-model", "--prompt", "x")
+    assert status == 1
+    assert err.startswith("error: There is no model './no-model'")
+    assert "Traceback" not in err
