@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
 from hetero.data import Columns, Dataset, load_dataset
-from hetero.errors import DataError
+from hetero.errors import DataError, UnavailableError
 
 
 def _jsonl(path, rows):
@@ -103,3 +104,32 @@ def test_messages_are_checked():
 def test_bad_columns_say_the_line(columns, message):
     with pytest.raises(DataError, match=message):
         columns.read(_one({"quest": " ", "text": "t"}), 0)
+
+
+class _Hub:
+    """Stands for the package datasets."""
+
+    @staticmethod
+    def get_dataset_split_names(path, config_name):
+        return ["train", "test"]
+
+    @staticmethod
+    def load_dataset(path, *, split, **options):
+        if path == "no/such":
+            raise ConnectionError("offline")
+        return [{"question": f"{path} {split} {options}"}]
+
+
+def test_the_hub_is_asked_through_datasets(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", _Hub)
+    assert load_dataset("hub:openai/gsm8k", options={"name": "main"})[0]["question"].startswith(
+        "openai/gsm8k train"
+    )
+    found = load_dataset("openai/gsm8k", split="held_out")
+    assert found[0]["question"] == "openai/gsm8k test {}"
+    assert found.where(0) == "openai/gsm8k[test] row 1"
+    with pytest.raises(UnavailableError, match="no/such could not be had from the Hugging Face hub: offline"):
+        load_dataset("no/such")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UnavailableError, match="pip install datasets"):
+        load_dataset("openai/gsm8k")
