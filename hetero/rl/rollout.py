@@ -84,8 +84,16 @@ def rollout(
     ]
     begin = time.perf_counter()
     speaking = attempts
+    num_done = 0
+
+    def finished() -> None:
+        nonlocal num_done
+        num_done += 1
+        if on_progress is not None:
+            on_progress(num_done, len(attempts))
+
     while speaking:
-        _turn(generate, speaking, attempts, sampling, on_progress)
+        _turn(generate, speaking, sampling, finished)
         speaking = [attempt for attempt in speaking if not attempt.done]
     generated = time.perf_counter()
     _collect(attempts, pool)
@@ -138,9 +146,8 @@ class _Attempt:
 def _turn(
     generate: GenerateFn,
     speaking: Sequence[_Attempt],
-    attempts: Sequence[_Attempt],
     sampling: Any,
-    on_progress: Callable[[int, int], None] | None,
+    finished: Callable[[], None],
 ) -> None:
     """Let each of `speaking` say one thing."""
     waiting = dict(enumerate(speaking))
@@ -149,8 +156,8 @@ def _turn(
         attempt = waiting.pop(index, None)
         if attempt is not None:
             attempt.take(completion)
-            if on_progress is not None and attempt.done:
-                on_progress(sum(other.done for other in attempts), len(attempts))
+            if attempt.done:
+                finished()
 
     prompts = [[*a.trajectory.prompt_ids, *a.trajectory.completion_ids] for a in speaking]
     completions = generate(prompts, sampling, streams=[a.stream for a in speaking], on_finish=finish)

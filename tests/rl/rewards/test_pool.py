@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -385,6 +386,23 @@ def _state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
         return "Z"
+
+
+def test_workers_that_are_killed_from_outside_cost_at_most_their_job():
+    chance = random.Random(1)
+    with RewardPool([BY_NAME, STRANGE + "pid"], num_workers=3, timeout=20, max_failed=1.0) as pool:
+        tickets = [pool.submit(sample) for sample in _samples(*["sleep 0.02"] * 100)]
+        for _ in range(12):
+            time.sleep(0.05)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(chance.choice(_children(pool._link._process.pid)), signal.SIGKILL)
+        scores = pool.gather(tickets)
+        failures = [failure for score in scores for failure in score.failures]
+        assert 1 <= len(failures) <= 12
+        assert {failure.message for failure in failures} == {"its process was killed by SIGKILL"}
+        assert all(score.values["by_name"] == 1.0 for score in scores if not score.failures)
+        assert len({score.values["pid"] for score in scores}) > 3, "new workers took over"
+        assert _scores(pool, "value 2")[0].values["by_name"] == 2.0
 
 
 def test_what_functions_print_can_be_kept(tmp_path):
