@@ -16,6 +16,8 @@ from hetero.cli.quiet import quiet_libraries
 from hetero.cli.summary import print_summary
 from hetero.errors import HeteroError
 from hetero.recipe.recipe import Recipe
+from hetero.report.live import live_view
+from hetero.report.page import write_report
 from hetero.run.stopping import StopRequested
 
 
@@ -31,15 +33,22 @@ def run(recipe: str, overrides: Sequence[str], out: Path | None, resume: bool, d
     folder = out or _new_directory(Path(recipe).stem)
     again = shlex.join(["hetero", "rl", recipe, *overrides, "--out", str(folder), "--resume"])
     try:
-        loop.run(resolved, folder, resume=resume)
+        loop.run(resolved, folder, resume=resume, watch=live_view(resolved))
     except StopRequested as asked:
+        _report(resolved, folder)
         typer.echo(f"Stopped ({asked}); finished steps are saved. Go on with:\n  {again}", err=True)
         sys.exit(0 if asked.number == signal.SIGTERM else 128 + asked.number)
     except HeteroError:
         if (folder / "metrics.jsonl").exists():
             typer.echo(f"Finished steps are kept in {folder}. Go on with:\n  {again}", err=True)
         raise
+    _report(resolved, folder)
     print_summary(resolved, folder)
+
+
+def _report(recipe: Recipe, folder: Path) -> None:
+    if recipe.log.report:
+        write_report(folder)
 
 
 def _new_directory(name: str) -> Path:

@@ -11,6 +11,7 @@ import pytest
 
 from hetero import loop
 from hetero.cli import main
+from hetero.cli.talk import Talk
 
 
 @pytest.fixture
@@ -65,9 +66,8 @@ def test_a_wrong_key_and_a_missing_file_are_one_paragraph(small: Any, run: Any, 
         (("rl", "gone.yaml", "--out", "run"), "no recipe file gone.yaml"),
         (("rl", small.file(), "data.train=gone.jsonl", "--out", "other"), "gone.jsonl"),
     ):
-        status, out, err = run(*arguments)
+        status, _, err = run(*arguments)
         assert status == 1
-        assert out == ""
         assert err.startswith("error: ")
         assert err.rstrip().count("\n") == 0, err
         assert part in err
@@ -118,3 +118,56 @@ def test_generate_without_a_model_is_one_paragraph(run: Any, tmp_path: Path) -> 
     assert status == 1
     assert err.startswith("error: There is no model './no-model'")
     assert "Traceback" not in err
+
+
+def test_report_is_one_page_with_the_curves(small: Any, run: Any, trained: Path) -> None:
+    status, out, err = run("report", trained)
+    assert status == 0, err
+    page = Path(out.strip())
+    assert page == trained / "report.html"
+    text = page.read_text(encoding="utf-8")
+    assert "<svg" in text
+    assert "word a" in text
+    assert "http://" not in text.replace("http://www.w3.org", "")
+    assert run("report", trained.parent)[0] == 1
+
+
+def test_chat_goes_on_append_only(
+    small: Any, run: Any, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[int]] = []
+    answer = Talk.answer
+
+    def listen(self: Talk, ids: list[int]) -> Any:
+        asked.append(list(ids))
+        return answer(self, ids)
+
+    lines = iter(["word a", "", "/help", "word b", "/new", "word a"])
+
+    def read(prompt: str) -> str:
+        line = next(lines, None)
+        if line is None:
+            raise EOFError
+        return line
+
+    monkeypatch.setattr(Talk, "answer", listen)
+    monkeypatch.setattr("builtins.input", read)
+    model = small.tree["model"]["path"]
+    status, out, err = run("chat", model, "--adapter", trained / "adapter", "--max-tokens", "6")
+    assert status == 0, err
+    assert "no command /help" in err
+    assert out.count("\n") >= 3
+    first, second, third = asked
+    assert second[: len(first)] == first
+    assert len(second) > len(first) + 6
+    assert third == first
+
+
+def test_chat_says_when_the_context_is_full(small: Any, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = iter(["x" * 600, "word a", "/exit"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
+    status, out, err = run("chat", small.tree["model"]["path"], "--max-tokens", "4")
+    assert status == 0, err
+    assert "context" in err
+    assert "/new" in err
+    assert len(out) > 1

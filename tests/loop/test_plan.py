@@ -1,0 +1,79 @@
+"""The plan, made from a configuration alone, against the model as it is then loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from hetero.errors import ModelError
+from hetero.models.builtin_config import builtin_config
+from hetero.models.experts import HeteroExperts
+from hetero.models.kv import KVPool
+from hetero.models.load import load_model
+from hetero.models.lora import lora_parameters
+from hetero.recipe.recipe import Recipe
+from hetero.run.opening import prepare_adapter
+from hetero.run.plan import kv_bytes_per_token, memory_plan, readable
+
+
+def recipe(path: Path | str, **lora: Any) -> Recipe:
+    return Recipe.from_dict(
+        {
+            "model": {"path": str(path)},
+            "lora": lora,
+            "data": {"train": "arithmetic"},
+            "rl": {"rewards": ["last_number"]},
+            "train": {"steps": 1},
+            "engine": {"kv_memory": "3MiB"},
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    "lora",
+    [
+        {},
+        {"expert_layout": "per_expert", "expert_rank": 2},
+        {"targets": ["attention"], "rank": 3},
+        {"targets": [".*q_proj", ".*experts.down_proj"]},
+    ],
+)
+def test_adapter_is_counted_exactly(lora: dict[str, Any], tiny_moe_dir: Path) -> None:
+    planned = memory_plan(recipe(tiny_moe_dir, **lora))
+    model = load_model(tiny_moe_dir, device="cpu")
+    prepare_adapter(model, recipe(tiny_moe_dir, **lora).lora, 0)
+    assert planned.num_adapter == sum(p.numel() for p in lora_parameters(model).values())
+
+
+def test_weights_and_cache_are_those_of_the_loaded_model(tiny_moe_dir: Path) -> None:
+    planned = memory_plan(recipe(tiny_moe_dir))
+    plain = AutoModelForCausalLM.from_pretrained(tiny_moe_dir)
+    assert planned.num_weights == sum(p.numel() for p in plain.parameters())
+    model = load_model(tiny_moe_dir, device="cpu")
+    stores = [m.store for m in model.modules() if isinstance(m, HeteroExperts) and m.store is not None]
+    assert planned.parts["experts"] == sum(store.nbytes for store in stores)
+    assert kv_bytes_per_token(model.config) * 32 == KVPool.block_bytes(model)
+    assert planned.kv_tokens == 3 * 2**20 // KVPool.block_bytes(model) * 32
+    assert planned.total == sum(planned.parts.values())
+
+
+def test_a_config_file_is_enough(tmp_path: Path) -> None:
+    config = builtin_config("quickstart")
+    assert config is not None
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()), encoding="utf-8")
+    assert memory_plan(recipe(tmp_path)).parts == memory_plan(recipe("quickstart")).parts
+    assert memory_plan(recipe("smollm2-135m", targets=["mlp"])).num_expert_weights == 0
+
+
+def test_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModelError, match="config.json is enough"):
+        memory_plan(recipe(tmp_path / "gone"))
+
+
+@pytest.mark.parametrize(("size", "text"), [(512, "0.5 KiB"), (3 * 2**20, "3.0 MiB"), (5 * 2**30, "5.0 GiB")])
+def test_readable(size: int, text: str) -> None:
+    assert readable(size) == text
