@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,7 +11,7 @@ from hetero.errors import CapacityError
 from hetero.models.forward import ForwardBatch, forward_hidden
 from hetero.models.head import head
 from hetero.models.kv import KVPool
-from hetero.models.lora import adapter_version, lora_active, lora_parameters
+from hetero.models.lora import Factors, adapter_version, lora_active, lora_factors, lora_parameters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -44,16 +45,21 @@ class ModelRunner:
         if model.generation_config is not None:
             self.eos_ids |= _ids(model.generation_config.eos_token_id)
         self._model = model
-        self._masters: tuple[int, list[torch.nn.Parameter]] = (-1, [])
+        self._factors: list[Factors] = []
+        self._masters: list[torch.nn.Parameter] = []
+        self._num_sets = 0  # of masters that were seen
 
     def namespace(self) -> str:
-        """The version, and the writes to the masters: a changed weight never meets old keys and values."""
+        """Base, or the version, the set of masters and the writes to them: a weight that changed, announced
+        by a new version or not, never meets the keys and values of the old one."""
         if not lora_active(self._model):
             return "base"
-        version = adapter_version(self._model)
-        if self._masters[0] != version or not self._masters[1]:
-            self._masters = version, list(lora_parameters(self._model).values())
-        return f"policy:{version}:{sum(master._version for master in self._masters[1])}"
+        factors = list(lora_factors(self._model).values())
+        if len(factors) != len(self._factors) or any(map(operator.is_not, factors, self._factors)):
+            self._factors, self._masters = factors, list(lora_parameters(self._model).values())
+            self._num_sets += 1
+        writes = sum(master._version for master in self._masters)
+        return f"policy:{adapter_version(self._model)}:{self._num_sets}:{writes}"
 
     def adapter_version(self) -> int:
         """Version of the adapter, also while it is disabled."""
