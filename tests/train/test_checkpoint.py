@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from hetero.errors import CheckpointError
+from hetero.train import checkpoint
 from hetero.train.checkpoint import (
     checkpoints,
     latest_checkpoint,
@@ -111,28 +112,31 @@ def test_nothing_there_is_none_or_an_error(tmp_path: Path) -> None:
 
 
 ENDLESS_SAVER = """
-import itertools, sys
+import importlib.util, itertools, sys
 from pathlib import Path
-from hetero.train.checkpoint import checkpoints, prune_checkpoints, write_checkpoint
+spec = importlib.util.spec_from_file_location("checkpoint", sys.argv[2])
+saving = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(saving)
 parent = Path(sys.argv[1])
-found = checkpoints(parent)
+found = saving.checkpoints(parent)
 first = int(found[-1].name.removeprefix("step-")) if found else 1
 for step in itertools.count(first):
     def write(directory):
         for name in "abc":
             (directory / name).write_bytes(str(step).encode() * 20000)
-    write_checkpoint(parent / f"step-{step}", write)
-    prune_checkpoints(parent, keep_last=2)
+    saving.write_checkpoint(parent / f"step-{step}", write)
+    saving.prune_checkpoints(parent, keep_last=2)
     print(step, flush=True)
 """
+"""Loads the module alone: the package would import Transformers each time."""
 
 
 def test_kill_at_random_moments_never_loses_the_last_finished_save(tmp_path: Path) -> None:
     rng = random.Random(0)
     finished = 0
-    for _ in range(6):
+    for _ in range(12):
         process = subprocess.Popen(
-            [sys.executable, "-c", ENDLESS_SAVER, str(tmp_path)],
+            [sys.executable, "-c", ENDLESS_SAVER, str(tmp_path), checkpoint.__file__],
             stdout=subprocess.PIPE,
             text=True,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},

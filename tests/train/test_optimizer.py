@@ -12,7 +12,7 @@ from torch.nn import Parameter
 from hetero.errors import ArgumentError, CheckpointError, ModelError
 from hetero.train.optimizer import AdamW, gradient_norm
 
-SHAPES = {"small": (3,), "odd": (7, 13), "large": (600, 1001)}
+SHAPES = {"small": (3,), "odd": (7, 13), "large": (70, 1001)}
 """The last one is longer than an update chunk and than PyTorch's threshold for splitting over threads."""
 
 
