@@ -40,15 +40,13 @@ def _all(run: Run) -> Iterator[str]:
         note="Share of groups whose answers all got the same reward: nothing is learnt from them.",
     )
     yield _mismatch(run)
-    yield line_chart(
-        "Policy change",
-        [
-            Series("clipped, low", run.series("clip_ratio/low_mean")),
-            Series("clipped, high", run.series("clip_ratio/high_mean")),
-            Series("KL to the sampling policy", run.series("approx_kl")),
-        ],
-        low=0.0,
-    )
+    change = [
+        Series("clipped, low", run.series("clip_ratio/low_mean")),
+        Series("clipped, high", run.series("clip_ratio/high_mean")),
+        Series("KL to the sampling policy", run.series("approx_kl")),
+    ]
+    if any(value for one in change for _, value in one.points):  # all 0 as long as a batch is used once
+        yield line_chart("Policy change", change, low=0.0)
     yield line_chart("KL to the base model", [Series("k3 per token", run.series("kl"), noisy=True)], low=0.0)
     rates = run.series("learning_rate")
     if len({rate for _, rate in rates}) > 1:

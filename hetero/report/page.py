@@ -59,7 +59,8 @@ def render(run: Run) -> str:
 
 
 def _header(run: Run, name: str) -> str:
-    facts = [str(run.setting("model.path", "")), str(run.setting("rl.algorithm", ""))]
+    model = str(run.setting("model.path", ""))
+    facts = [Path(model).name if Path(model).is_absolute() else model, str(run.setting("rl.algorithm", ""))]
     prompts, size = run.setting("rl.prompts_per_step"), run.setting("rl.group_size")
     if prompts and size:
         facts.append(f"{prompts} prompts × {size} answers per step")
