@@ -90,12 +90,12 @@ def bar_chart(title: str, series: Sequence[Series], *, unit: str = "", note: str
 
 
 def sparkline(values: Sequence[float], width: float = 96, height: float = 22) -> str:
-    """A line without axes, from 0 up, for beside a number."""
+    """A line without axes, with 0 on it, for beside a number."""
     if len(values) < 2:
         return ""
     x = Axis(0.0, len(values) - 1.0, 2.0, width - 2)
-    low, high = min(0.0, *values), max(values)
-    y = Axis(low, high if high > low else low + 1, height - 3, 3.0)
+    low, high = min(0.0, *values), max(0.0, *values)
+    y = Axis(low, high if high > low else 1.0, height - 3, 3.0)
     line = element("polyline", points=_path([(x.place(i), y.place(value)) for i, value in enumerate(values)]))
     size = {"viewBox": f"0 0 {width:g} {height:g}", "width": width, "height": height}
     return element("svg", line, class_="spark", aria_hidden="true", **size)

@@ -5,7 +5,7 @@ import re
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hetero.report.charts import Series, bar_chart, line_chart, sparkline
@@ -43,6 +43,9 @@ def test_one_step_stands_in_the_middle():
     assert axis.place(7.0) == sum(USUAL.across) / 2
 
 
+@settings(max_examples=300)
+@example([(0, -1e38), (1, -1e38)])
+@example([(0, 5e-324), (1, 0.0)])
 @given(st.lists(st.tuples(st.integers(0, 500), numbers), min_size=1, max_size=40))
 def test_charts_of_any_numbers_are_finite(pairs):
     points = sorted(dict(pairs).items())
