@@ -53,6 +53,11 @@ def forward_hidden(model: PreTrainedModel, batch: ForwardBatch) -> Tensor:
         if value.dtype != torch.int64 or value.ndim != 1 or value.shape[0] != batch.num_tokens:
             raise ShapeError(f"{name} must be an int64 tensor [T], got {value.dtype} {tuple(value.shape)}")
     decoder = model.get_decoder()
+    if not str(decoder.config._attn_implementation).startswith("hetero"):
+        raise ModelError(
+            f"{type(model).__name__} attends with {decoder.config._attn_implementation!r}, which knows no packed "
+            "batches; load it with hetero.load_model() or attn_implementation='hetero'"
+        )
     device = batch.token_ids.device
     token = packed.set(True)
     try:

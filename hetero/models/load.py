@@ -68,6 +68,7 @@ def load_model(
         torch.nn.Module.to(model, where)
     placement = Placement(str(where), experts, dense if exact else "torch")
     model.hetero = placement  # type: ignore[assignment]
+    attention_calls(model)
     if exact:
         placement.inexact = make_exact(model)
         if placement.inexact:
@@ -79,7 +80,6 @@ def load_model(
             )
     else:
         replace_rotary(model)
-    attention_calls(model)
     head(model)
     if lora is not None:
         attach_lora(model, lora, seed=lora_seed)

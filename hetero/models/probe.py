@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hetero.errors import ModelError
+from hetero.errors import HeteroError, ModelError
 from hetero.kernels.batch import AttentionBatch
 from hetero.models.forward import ForwardBatch, forward_hidden
 
@@ -68,6 +68,12 @@ def attention_calls(model: PreTrainedModel) -> list[AttentionCall]:
     token = recorder.set(calls)
     try:
         probe_hidden(model)
+    except HeteroError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"{type(model).__name__} cannot run sequences packed on one axis: {type(error).__name__}: {error}"
+        ) from error
     finally:
         recorder.reset(token)
     layers = sorted(call.layer for call in calls)

@@ -59,6 +59,11 @@ class HeteroQuantizer(HfQuantizer):
         module, child = owner(model, param_name)
         return isinstance(module, HeteroExperts) or (isinstance(module, HeteroLinear) and child == "weight")
 
+    def param_element_size(self, model: PreTrainedModel, param_name: str, param: Tensor) -> float:
+        """Experts stay in RAM, whatever the device map: they take no room on a GPU."""
+        module, _ = owner(model, param_name)
+        return 0.0 if isinstance(module, HeteroExperts) else param.element_size()
+
     def get_quantize_ops(self) -> Pack:
         return Pack()
 

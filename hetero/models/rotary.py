@@ -30,6 +30,15 @@ class RotaryTable(nn.Module):
         self.limit = limit
         self._tables: dict[tuple[Any, ...], tuple[Tensor, ...]] = {}
 
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else the original has (its config, its frequencies), for models that look."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "original":
+                raise
+            return getattr(self.original, name)
+
     def forward(
         self, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, ...] | Tensor:

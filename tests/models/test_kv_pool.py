@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from hetero.errors import CapacityError, ModelError
 from hetero.models import KVPool, KVSpec, kv_spec, load_model
@@ -58,4 +59,15 @@ def test_layers_that_do_not_attend_are_named(checkpoint: Checkpoint) -> None:
     del model.__dict__["_hetero_calls"]
     model.model.layers[1].forward = lambda hidden_states, **kwargs: hidden_states
     with pytest.raises(ModelError, match=r"has 2 layers but its attention was called for layers \[0\]"):
+        kv_spec(model)
+
+
+def test_a_model_that_cannot_run_packed_says_why(checkpoint: Checkpoint) -> None:
+    model = load_model(checkpoint("llama"), device="cpu")
+    del model.__dict__["_hetero_calls"]
+    model.model.layers[1].forward = lambda hidden_states, **kwargs: hidden_states.view(7, -1)
+    with pytest.raises(ModelError, match=r"cannot run sequences packed on one axis: RuntimeError: shape"):
+        kv_spec(model)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint("llama"))
+    with pytest.raises(ModelError, match=r"attends with 'sdpa', which knows no packed batches"):
         kv_spec(model)

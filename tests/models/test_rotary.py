@@ -44,6 +44,15 @@ def test_a_position_keeps_its_bits_however_the_table_grew(monkeypatch: pytest.Mo
         assert all(torch.equal(g[0, 0], w[0, position]) for g, w in zip(got, whole, strict=True))
 
 
+def test_the_originals_other_attributes_are_still_there() -> None:
+    original = llama()
+    table = RotaryTable(original)
+    assert table.config is original.config
+    assert table.inv_freq is original.inv_freq
+    with pytest.raises(AttributeError):
+        _ = table.nothing
+
+
 def test_limits() -> None:
     assert rotary_limit(llama()) is None
     assert rotary_limit(llama(rope_type="linear", factor=2.0)) is None
