@@ -59,7 +59,7 @@ def finished_steps(out: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def wait_for(process: subprocess.Popen[str], until: Callable[[], bool], limit: float = 120.0) -> None:
+def wait_for(process: subprocess.Popen[str], until: Callable[[], bool], limit: float = 400.0) -> None:
     end = time.monotonic() + limit
     while process.poll() is None and not until():
         assert time.monotonic() < end, "the run does not get on"

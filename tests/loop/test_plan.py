@@ -70,7 +70,7 @@ def test_a_config_file_is_enough(tmp_path: Path) -> None:
 
 
 def test_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ModelError, match="config.json is enough"):
+    with pytest.raises(ModelError, match=r"config\.json is enough"):
         memory_plan(recipe(tmp_path / "gone"))
 
 
