@@ -150,7 +150,7 @@ def test_a_block_id_covers_parent_tokens_and_namespace() -> None:
 
 
 def test_block_ids_are_the_same_in_every_process() -> None:
-    """They follow from bytes alone: nothing of Python's salted hashes, of object identity or of byte order."""
+    """They follow from bytes alone: nothing of Python's salted hashes or of object identity."""
     got: list[bytes] = []
     extend_hashes(got, Namespace("policy:3"), list(range(64)), 2)
     expected = hashlib.blake2b(b"policy:3", digest_size=16).digest()
