@@ -19,9 +19,9 @@ FAMILIES = ["mixtral", "mixtral_window", "qwen3_moe", "gpt_oss", "deepseek_v3", 
 TRUNCATED = {"top_p": 0.9, "top_k": 40, "min_p": 0.01}
 
 
-def load(directory: Path) -> PreTrainedModel:
+def load(directory: Path, device: str = "cpu", dense: str = "bf16") -> PreTrainedModel:
     """A model with an adapter that matters."""
-    model = load_model(directory, device="cpu", lora=LoraConfig(rank=4, alpha=8.0))
+    model = load_model(directory, device=device, dense=dense, lora=LoraConfig(rank=4, alpha=8.0))
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for master in lora_parameters(model).values():
@@ -197,6 +197,39 @@ def test_a_group_of_16_on_500_tokens_computes_them_once(model: PreTrainedModel) 
             engine.reset_cache()
             assert results(engine.generate([prompt], params, streams=[(i, 0)])) == results(done[i : i + 1])
     assert len({tuple(c.token_ids) for c in done}) == 16
+
+
+@pytest.mark.parametrize(
+    ("device", "dense"),
+    [
+        ("cpu", "torch"),
+        pytest.param(
+            "cuda",
+            "bf16",
+            marks=[
+                pytest.mark.gpu,
+                pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+            ],
+        ),
+    ],
+)
+@torch.no_grad()
+def test_dense_parts_in_pytorch(
+    checkpoint: Callable[[str], Path], prompts: list[list[int]], device: str, dense: str
+) -> None:
+    """Nothing is promised bit for bit there, but the record must be close to what the trainer computes."""
+    model = load(checkpoint("mixtral"), device, dense)
+    with Engine(model, kv_memory=9 * KVPool.block_bytes(model), prefill_chunk=40) as engine:
+        done = engine.generate(prompts, SamplingParams(max_tokens=24, ignore_eos=True))
+        assert engine.stats.num_preemptions > 0
+    close: list[bool] = []
+    for prompt, completion in zip(prompts, done, strict=True):
+        hidden = forward_hidden(model, scoring_batch([prompt + completion.token_ids], model.device))
+        targets = torch.tensor(completion.token_ids, device=model.device)
+        logp, _ = head(model).logprobs(hidden[len(prompt) - 1 : -1], targets, 1.0)
+        close += ((torch.tensor(completion.logprobs) - logp.cpu()).abs() < 0.05).tolist()
+    assert len(close) == 24 * len(prompts)
+    assert sum(close) > 0.95 * len(close)
 
 
 # --- adapters
