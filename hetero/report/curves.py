@@ -5,15 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hetero.report.charts import Series, bar_chart, line_chart
-from hetero.report.numbers import short
+from hetero.report.numbers import short, time_parts
 from hetero.report.run_files import Run, points
-
-_PARTS = (
-    ("rollout", "time/rollout"),
-    ("reward", "time/reward"),
-    ("train", "time/train"),
-    ("save", "time/save"),
-)
 
 
 def curves(run: Run) -> list[str]:
@@ -129,11 +122,7 @@ def _mismatch(run: Run) -> str:
 
 
 def _times(run: Run) -> list[Series]:
-    """The parts of a step, and what is left of it."""
-    parts = [Series(label, run.series(name)) for label, name in _PARTS]
-    known: dict[float, float] = {}
-    for part in parts:
-        for step, value in part.points:
-            known[step] = known.get(step, 0.0) + value
-    rest = [(step, max(value - known.get(step, 0.0), 0.0)) for step, value in run.series("time/step")]
-    return [*parts, Series("other", rest)]
+    """The parts of every step."""
+    steps = [(float(record["step"]), time_parts(record)) for record in run.metrics if "time/step" in record]
+    names = list(time_parts({}))
+    return [Series(name, [(step, parts[name]) for step, parts in steps]) for name in names]

@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from hetero.recipe.recipe import Recipe
-from hetero.report.numbers import duration, fixed, short, visible
+from hetero.report.numbers import duration, fixed, short, time_parts, visible
 
 Metrics = Mapping[str, Any]
 Rows = Sequence[Mapping[str, Any]]
-PARTS = ("rollout", "reward", "train", "save")
-"""Parts of a step whose time is shown, as in `time/<part>`."""
 
 
 class LineView:
@@ -91,7 +89,7 @@ def step_line(metrics: Metrics, steps: int) -> str:
         f"mismatch {short(metrics.get('mismatch/logp_abs_max'))}",
         f"{short(metrics.get('perf/rollout_tok_s'))} tok/s out",
         f"{short(metrics.get('perf/train_tok_s'))} tok/s train",
-        f"{duration(metrics.get('time/step') or 0.0)}: {time_shares(metrics)}",
+        f"{duration(sum(time_parts(metrics).values()))}: {time_shares(metrics)}",
     ]
     masked = metrics.get("data/masked")
     if masked:
@@ -101,9 +99,11 @@ def step_line(metrics: Metrics, steps: int) -> str:
 
 def time_shares(metrics: Metrics) -> str:
     """rollout 52% reward 1% train 47%: parts of a hundredth and more."""
-    whole = metrics.get("time/step") or 0.0
-    shares = ((part, (metrics.get(f"time/{part}") or 0.0) / whole if whole else 0.0) for part in PARTS)
-    return " ".join(f"{part} {share:.0%}" for part, share in shares if share >= 0.005 or part != "save")
+    parts = time_parts(metrics)
+    whole = sum(parts.values()) or 1.0
+    always = ("rollout", "reward", "train")
+    shares = ((part, seconds / whole) for part, seconds in parts.items())
+    return " ".join(f"{part} {share:.0%}" for part, share in shares if share >= 0.005 or part in always)
 
 
 def evaluation_line(record: Metrics) -> str:

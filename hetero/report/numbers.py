@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -34,6 +35,18 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def time_parts(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds of a step by what they went to. Saving comes after the step and is not in `time/step`."""
+
+    def seconds(name: str) -> float:
+        value = metrics.get(f"time/{name}")
+        return float(value) if isinstance(value, (int, float)) else 0.0
+
+    parts = {name: seconds(name) for name in ("rollout", "reward", "train")}
+    other = max(seconds("step") - sum(parts.values()), 0.0)
+    return {**parts, "save": seconds("save"), "other": other}
 
 
 def visible(text: Any, longest: int | None = None) -> str:

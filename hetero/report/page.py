@@ -9,7 +9,7 @@ from pathlib import Path
 from hetero.report.charts import sparkline
 from hetero.report.curves import curves
 from hetero.report.markup import element, text
-from hetero.report.numbers import duration, fixed, short, visible
+from hetero.report.numbers import duration, fixed, short, time_parts, visible
 from hetero.report.run_files import Run, points, read_run
 from hetero.report.samples import completions_section
 
@@ -104,7 +104,7 @@ def _all_tiles(run: Run) -> Iterator[str]:
         speeds = [value for _, value in run.series(name)]
         if speeds:
             yield _tile(title, _strong(short(sum(speeds) / len(speeds))), "tokens per second, mean", speeds)
-    seconds = sum(value for _, value in run.series("time/step"))
+    seconds = sum(sum(time_parts(record).values()) for record in run.metrics)
     if seconds:
         yield _tile(
             "Time", _strong(duration(seconds)), f"{duration(seconds / len(run.metrics))} per step", []

@@ -10,8 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from hetero.report.lines import PARTS
-from hetero.report.numbers import duration, fixed, short, visible
+from hetero.report.numbers import duration, fixed, short, time_parts, visible
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _COLORS = {"rollout": "blue", "reward": "yellow", "train": "cyan", "save": "magenta", "other": "bright_black"}
@@ -94,9 +93,8 @@ def _fact(name: str, value: Any) -> list[tuple[str, str]]:
 
 def _time_bar(last: Mapping[str, Any], width: int = 40) -> Table:
     """Where the last step's time went, as one bar."""
-    whole = last.get("time/step") or 0.0
-    times = {part: last.get(f"time/{part}") or 0.0 for part in PARTS}
-    times["other"] = max(whole - sum(times.values()), 0.0)
+    times = time_parts(last)
+    whole = sum(times.values())
     line, legend = Text(), Text()
     for part, seconds in times.items():
         share = seconds / whole if whole else 0.0

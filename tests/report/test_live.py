@@ -9,7 +9,7 @@ from rich.console import Console
 from test_report import completion, metrics
 
 from hetero.recipe.recipe import Recipe
-from hetero.report.lines import LineView, chosen
+from hetero.report.lines import LineView, chosen, step_line, time_shares
 from hetero.report.live import LiveView, live_view
 
 ROWS = [completion(1, number) for number in range(8)]
@@ -64,6 +64,14 @@ def test_plain_lines(recipe):
     assert lines[11] == "warning: 2 of 3 prompts ␛[31mare long"
     assert lines[12] == "eval after step 2: accuracy -"
     assert len(lines) == 13
+
+
+def test_shares_of_time_are_shares_of_one_whole(recipe):
+    """Saving is not in time/step."""
+    record = metrics(3, **{"time/save": 5.5, "time/step": 5.5})
+    assert time_shares(record) == "rollout 27% reward 1% train 18% save 50% other 4%"
+    assert time_shares({"step": 1}) == "rollout 0% reward 0% train 0%"
+    assert "11.0 s: rollout 27%" in step_line(record, 9)
 
 
 def test_lines_come_out_at_once(recipe, capsys):
