@@ -1,7 +1,7 @@
 """The errors that hetero raises.
 
-Every error also inherits the built-in it refines, so `except ValueError` keeps working. A message says what was got,
-what was expected and how to fix it.
+Every error also inherits the built-in it refines, so `except ValueError` keeps working. A message says what
+was got, what was expected and how to fix it.
 """
 
 from __future__ import annotations

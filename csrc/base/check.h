@@ -1,6 +1,8 @@
-// HETERO_CHECK(condition, parts...): throws std::invalid_argument with the parts joined into a message.
+// HETERO_CHECK(condition, parts...): throws std::invalid_argument with the parts joined into a
+// message.
 //
-// No streams: with a static libstdc++ beside the interpreter's own, numbers may find no locale facet and vanish.
+// No streams: with a static libstdc++ beside the interpreter's own, numbers may find no locale
+// facet and vanish.
 #pragma once
 
 #include <stdexcept>

@@ -20,9 +20,9 @@
 namespace hetero {
 namespace {
 
-// While a thread works on a job, its floating-point state is the job's, whatever the caller or a library has set:
-// nearest-even rounding, no exceptions, and denormals count as zero. AMX and AVX512-BF16 know no denormals anyway, and a
-// vector that meets one costs a hundred times as much.
+// While a thread works on a job, its floating-point state is the job's, whatever the caller or a
+// library has set: nearest-even rounding, no exceptions, and denormals count as zero. AMX and
+// AVX512-BF16 know no denormals anyway, and a vector that meets one costs a hundred times as much.
 class FloatState {
  public:
 #if defined(__x86_64__)

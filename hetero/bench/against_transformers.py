@@ -14,7 +14,9 @@ from hetero.errors import UnavailableError
 try:
     import peft
 except ImportError:  # only the "step" case needs it
-    peft = None
+    HAS_PEFT = False
+else:
+    HAS_PEFT = True
 
 # PEFT names of every linear that our own default LoRA reaches in Llama-like decoders.
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -75,7 +77,7 @@ def decode(model: Any, prompts: torch.Tensor, new_tokens: int) -> float:
 
 def with_lora(model: Any, rank: int) -> Any:
     """The model with PEFT LoRA on attention, dense MLPs and the fused expert tensors."""
-    if peft is None:
+    if not HAS_PEFT:
         raise UnavailableError(
             "the training benchmark compares with PEFT, which is not installed: pip install peft"
         )
@@ -83,9 +85,7 @@ def with_lora(model: Any, rank: int) -> Any:
         n for n, _ in model.named_parameters() if n.endswith(("experts.gate_up_proj", "experts.down_proj"))
     ]
     suffixes = sorted({".".join(n.split(".")[-2:]) for n in fused})
-    config = peft.LoraConfig(
-        r=rank, lora_alpha=rank, target_modules=list(LINEARS), target_parameters=suffixes
-    )
+    config = peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=list(LINEARS), target_parameters=suffixes)
     wrapped = peft.get_peft_model(model, config)
     wrapped.gradient_checkpointing_enable()
     wrapped.enable_input_require_grads()

@@ -55,8 +55,8 @@ def forward_hidden(model: PreTrainedModel, batch: ForwardBatch) -> Tensor:
     decoder = model.get_decoder()
     if not str(decoder.config._attn_implementation).startswith("hetero"):
         raise ModelError(
-            f"{type(model).__name__} attends with {decoder.config._attn_implementation!r}, which knows no packed "
-            "batches; load it with hetero.load_model() or attn_implementation='hetero'"
+            f"{type(model).__name__} attends with {decoder.config._attn_implementation!r}, which knows no "
+            "packed batches; load it with hetero.load_model() or attn_implementation='hetero'"
         )
     device = batch.token_ids.device
     token = packed.set(True)
