@@ -1,8 +1,7 @@
 """THE file to read first: a recipe becomes rollouts, rewards and updates, top to bottom.
 
 One model is in memory. The engine samples from it, the trainer changes its adapter in place, and the next
-token is
-sampled under the new version: nothing is copied, merged or sent.
+token is sampled under the new version: nothing is copied, merged or sent.
 """
 
 from __future__ import annotations
@@ -32,9 +31,8 @@ def run(recipe: Recipe, out: str | Path, *, resume: bool = False, watch: Watch |
     """Train as `recipe` says into the run directory `out`; returns the number of finished steps.
 
     `resume` goes on from the newest checkpoint, to the same bits that an undisturbed run would have reached.
-    On the first
-    SIGTERM or SIGINT, and on errors of data or rewards, the step under way is dropped and what is finished is
-    saved.
+    On the first SIGTERM or SIGINT, and on errors of data or rewards, the step under way is dropped and what
+    is finished is saved.
 
     Raises:
         DataError, ModelError, RewardError, CapacityError: something that the recipe names cannot be used.
@@ -67,8 +65,7 @@ def restore(parts: Parts) -> int:
 
 
 def advance(parts: Parts, step: int) -> int:
-    """One step: draw tasks, sample a group of answers to each, score them, learn from the comparison, write
-    it down."""
+    """One step: draw tasks, sample answers to each, score them, learn from the comparison, write it down."""
     clock, before = Clock(), parts.engine.stats.copy()
     parts.engine.reset_cache()  # so that a step does not depend on what ran before it in this process
     rolled = roll_out(parts, step)
@@ -99,6 +96,12 @@ def roll_out(parts: Parts, step: int) -> Rollout:
     rl = parts.recipe.rl
     parts.watch.phase(step, "rollout")
     draws = parts.order.take(rl.prompts_per_step)
+
+    def progress(done: int, total: int) -> None:
+        parts.watch.progress(done, total)
+        if done == total:
+            parts.watch.phase(step, "reward")
+
     return rollout(
         parts.generate,
         [parts.tasks.train[draw.row] for draw in draws],
@@ -108,13 +111,12 @@ def roll_out(parts: Parts, step: int) -> Rollout:
         pool=parts.pool,
         serials=[draw.serial for draw in draws],
         step=step,
-        on_progress=parts.watch.progress,
+        on_progress=progress,
     )
 
 
 def update(parts: Parts, step: int, rolled: Rollout) -> dict[str, float]:
-    """Advantages, gradient, optimiser. The adapter is one version further afterwards, unless nothing could be
-    learnt."""
+    """Advantages, gradient, optimiser: the adapter is one version further, unless nothing could be learnt."""
     parts.watch.phase(step, "train")
     rl = parts.recipe.rl
     if not assign_advantages(rolled.groups, ALGORITHMS[rl.algorithm].advantage):
@@ -128,8 +130,7 @@ def update(parts: Parts, step: int, rolled: Rollout) -> dict[str, float]:
 
 
 def measure(parts: Parts, step: int) -> None:
-    """Evaluate before the first step, every `eval.every` steps and after the last; once for each step,
-    resumed or not."""
+    """Evaluate before the first step, every `eval.every` steps and after the last, once for each of them."""
     section = parts.recipe.eval
     due = step in (0, parts.recipe.train.steps) or (section.every and step % section.every == 0)
     if not due or not parts.tasks.held_out or any(r["step"] == step for r in parts.folder.eval.read()):

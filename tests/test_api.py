@@ -24,7 +24,8 @@ RECIPE_KEYS = """
 model.path model.experts model.dense model.device model.threads
 lora.rank lora.alpha lora.targets lora.expert_layout lora.expert_rank lora.start_from
 engine.max_num_seqs engine.kv_memory engine.prefill_chunk
-data.train data.eval data.held_out data.options data.limit data.prompt data.rename data.system data.chat
+data.train data.eval data.held_out data.options data.limit data.prompt data.rename data.system data.plain
+data.template data.chat
 rl.rewards rl.algorithm rl.group_size rl.prompts_per_step rl.max_tokens rl.temperature rl.stop rl.clip_low
 rl.clip_high rl.kl_coef rl.train_truncated rl.reward_timeout rl.reward_workers rl.max_failed
 train.steps train.lr train.betas train.eps train.weight_decay train.max_grad_norm train.schedule

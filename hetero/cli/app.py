@@ -217,3 +217,5 @@ def main() -> None:
             raise
         typer.echo(f"error: {error}", err=True)
         sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -51,8 +51,7 @@ def _ask() -> str | None:
 
 
 def _say(talk: Talk, ids: list[int], messages: list[Message]) -> list[int]:
-    """Answer `messages` after the conversation `ids`; returns the conversation with both, ids only
-    appended."""
+    """Answer `messages` after the conversation `ids`; returns the whole conversation, ids only appended."""
     asked = ids + talk.renderer.turn(talk.sampled, messages) if ids else talk.renderer.prompt(messages)
     try:
         for piece in talk.answer(asked):

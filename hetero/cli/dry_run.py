@@ -16,8 +16,7 @@ def print_plan(recipe: Recipe) -> None:
     samples = rl.prompts_per_step * rl.group_size
     typer.echo(
         f"# a step: {rl.prompts_per_step} prompts x {rl.group_size} completions of at most {rl.max_tokens} "
-        "tokens, "
-        f"{samples * rl.max_tokens:,} sampled tokens at most; {recipe.train.steps} steps"
+        f"tokens, {samples * rl.max_tokens:,} sampled tokens at most; {recipe.train.steps} steps"
     )
     try:
         plan = memory_plan(recipe)
@@ -26,8 +25,7 @@ def print_plan(recipe: Recipe) -> None:
         return
     typer.echo(
         f"# model: {plan.num_weights / 1e6:,.1f} M weights, {plan.num_expert_weights / 1e6:,.1f} M of them "
-        "in routed "
-        f"experts; adapter: {plan.num_adapter / 1e6:,.2f} M"
+        f"in routed experts; adapter: {plan.num_adapter / 1e6:,.2f} M"
     )
     typer.echo(f"# KV cache: {plan.kv_tokens:,} tokens")
     width = max(map(len, plan.parts))

@@ -32,7 +32,9 @@ def run(recipe: str, overrides: Sequence[str], adapter: Path | None, as_json: bo
         )
     with (
         make_pool(resolved) as pool,
-        opened(resolved.model, adapter=adapter, chat=resolved.data.chat) as loaded,
+        opened(
+            resolved.model, adapter=adapter, chat=resolved.data.chat, template=resolved.data.template
+        ) as loaded,
         make_engine(resolved, loaded) as engine,
     ):
         pool.check_columns(tasks.columns)
@@ -53,8 +55,10 @@ def run(recipe: str, overrides: Sequence[str], adapter: Path | None, as_json: bo
         typer.echo(json.dumps({**record, "adapter": str(adapter) if adapter else None}))
         return
     who = f"{resolved.model.path} with {adapter}" if adapter else resolved.model.path
+    if not record["samples"]:
+        typer.echo(f"{who}: none of {record['masked']} completions could be scored.")
+        return
     typer.echo(
-        f"{who}: {record['accuracy']:.3f} of {record['samples']} completions of {len(held_out)} held-out "
-        "tasks are "
-        f"right; mean reward {record['reward']:.3f}."
+        f"{who}: {record['accuracy']:.3f} of {record['samples']} answers to {len(held_out)} held-out tasks "
+        f"are right; mean reward {record['reward']:.3f}."
     )

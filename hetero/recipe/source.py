@@ -1,8 +1,7 @@
 """Reads YAML and remembers on which line every key stands.
 
 YAML 1.2's core types are used, not PyYAML's 1.1 ones: `2e-4` is a number, `on` and `no` are text, `010` is
-ten and
-`1:30` is not ninety.
+ten and `1:30` is not ninety.
 """
 
 from __future__ import annotations

@@ -23,10 +23,8 @@ class RunDirectory:
     """One run on disk. Only one process at a time may hold it (an advisory lock, gone with the process).
 
     The checkpoint of a step is the commit point: the step's journal lines are written before it, and resuming
-    drops
-    the lines of every later step. So a killed run loses at most the steps since its last checkpoint, and does
-    those
-    again bit for bit.
+    drops the lines of every later step. So a killed run loses at most the steps since its last checkpoint,
+    and does those again bit for bit.
 
     Attributes:
         path: the directory. metrics, completions, eval: its journals.
@@ -57,8 +55,7 @@ class RunDirectory:
         if inside and not resume:
             raise CheckpointError(
                 f"The run directory {path} already exists. Go on with it: add --resume. Start anew: give "
-                "another "
-                f"--out, or delete it (rm -r {path})."
+                f"another --out, or delete it (rm -r {path})."
             )
         if inside and "recipe.yaml" not in inside:
             raise CheckpointError(

@@ -33,8 +33,7 @@ def evaluate(
 
     accuracy: share of the scored completions whose reward is at least `correct_from`. samples: how many were
     scored; masked: how many were not. reward, reward_std, rewards/*, completions/*: as in training.
-    time/eval:
-    seconds.
+    time/eval: seconds.
     """
     begin = time.perf_counter()
     rolled = rollout(

@@ -13,8 +13,7 @@ class Journal:
     """One file with one JSON object per line, each with a `step`.
 
     A line is written with a single call and synced, so that after `kill -9` at most the last line is torn;
-    `rewind`
-    drops it together with every line of a later step.
+    `rewind` drops it together with every line of a later step.
     """
 
     def __init__(self, path: Path) -> None:

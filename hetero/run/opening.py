@@ -36,12 +36,13 @@ def opened(
     *,
     adapter: str | Path | None = None,
     chat: Mapping[str, Any] | None = None,
+    template: str | None = None,
 ) -> Iterator[Opened]:
     """Load a model, and an adapter onto it, for use inside the `with` block.
 
     On the CPU, PyTorch itself runs on one thread inside: what is left to it is small, and its waiting threads
-    would
-    take the cores from the kernels' pool. Raises ModelError, UnavailableError when something is missing.
+    would take the cores from the kernels' pool. Raises ModelError, UnavailableError when something is
+    missing.
     """
     path = resolve_model(section.path)
     tokenizer = _tokenizer(path, section.path)
@@ -54,7 +55,7 @@ def opened(
                 torch.set_num_threads(before)
             if adapter is not None:
                 load_adapter(model, Path(adapter))
-            yield Opened(model, tokenizer, ChatRenderer(tokenizer, variables=chat))
+            yield Opened(model, tokenizer, ChatRenderer(tokenizer, template=template, variables=chat))
         finally:
             torch.set_num_threads(before)
 
@@ -86,8 +87,7 @@ def _tokenizer(path: str, asked: str) -> PreTrainedTokenizerBase:
         if directory.exists():
             raise ModelError(f"The tokenizer of {path} cannot be loaded: {error}") from error
         raise ModelError(
-            f"There is no model {asked!r}: no such directory (looked in {Path.cwd()}), and the Hub does "
-            "not give it: "
-            f"{str(error).splitlines()[0]}"
+            f"There is no model {asked!r}: no such directory (looked in {Path.cwd()}), and the "
+            f"Hub does not give it: {str(error).splitlines()[0]}"
         ) from error
     return tokenizer

@@ -55,8 +55,7 @@ class Parts:
 
 @contextmanager
 def prepared(recipe: Recipe, out: Path, *, resume: bool, watch: Watch) -> Iterator[Parts]:
-    """Open the run directory, the data, the rewards and the model, what fails cheapest first; close them at
-    the end."""
+    """Open directory, data, rewards and model, what fails cheapest first; close them at the end."""
     with ExitStack() as stack:
         stop = stack.enter_context(stop_signals())
         folder = stack.enter_context(closing(RunDirectory.open(out, recipe, resume=resume)))
@@ -67,7 +66,9 @@ def prepared(recipe: Recipe, out: Path, *, resume: bool, watch: Watch) -> Iterat
         pool = stack.enter_context(make_pool(recipe, folder.path / "rewards.log"))
         pool.check_columns(tasks.columns)
         seed_random_state(recipe.train.seed)
-        loaded = stack.enter_context(opened(recipe.model, chat=recipe.data.chat))
+        loaded = stack.enter_context(
+            opened(recipe.model, chat=recipe.data.chat, template=recipe.data.template)
+        )
         prepare_adapter(loaded.model, recipe.lora, recipe.train.seed)
         engine = stack.enter_context(make_engine(recipe, loaded))
         trainer = make_trainer(recipe, loaded.model)

@@ -87,9 +87,8 @@ def model_config(path: str) -> Any:
     except (OSError, ValueError) as error:
         raise ModelError(
             f"The configuration of {path!r} cannot be had: no such directory (looked in {Path.cwd()}), and "
-            "the Hub "
-            f"does not give it ({str(error).splitlines()[0]}). A directory with the model's config.json is "
-            "enough."
+            f"the Hub does not give it ({str(error).splitlines()[0]}). A directory with the model's "
+            "config.json is enough."
         ) from error
 
 
@@ -133,7 +132,7 @@ def _pad(size: int) -> int:
 
 
 def _packed(n: int, k: int, name: str) -> int:
-    return FORMATS[name].nbytes(_pad(n), _pad(k))
+    return FORMATS["bf16" if name == "torch" else name].nbytes(_pad(n), _pad(k))
 
 
 def _expert_bytes(module: HeteroExperts, name: str) -> int:

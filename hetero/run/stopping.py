@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+_log = logging.getLogger(__name__)
 
 
 class StopRequested(Exception):
@@ -43,6 +46,7 @@ def stop_signals() -> Iterator[Stop]:
 
     def ask(number: int, frame: FrameType | None) -> None:
         stop.number = number
+        _log.warning("stopping as soon as possible and saving what is finished; once more ends at once")
         for each, handler in before.items():
             signal.signal(each, handler)
 

@@ -56,10 +56,11 @@ def load_tasks(section: DataSection, num_held_out: int | None = None) -> RunTask
         held_out = load_dataset(section.eval, split="held_out", options=options)
     elif section.held_out is not None:
         data, held_out = data.split(section.held_out)
-    train = tasks_of(data, columns, system=section.system)
+    system, chat = section.system, not section.plain
+    train = tasks_of(data, columns, system=system, chat=chat)
     if held_out is None:
         return RunTasks(train, [])
-    return RunTasks(train, tasks_of(held_out[:num_held_out], columns, system=section.system))
+    return RunTasks(train, tasks_of(held_out[:num_held_out], columns, system=system, chat=chat))
 
 
 def _room(context: float, max_tokens: int) -> int:

@@ -102,8 +102,7 @@ class Small:
 @pytest.fixture(scope="session")
 def lively_dir(tiny_moe_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The random model with a head ten times as large: an untrained head is so near to uniform that no
-    adapter could
-    make it choose."""
+    adapter could make it choose."""
     directory = tmp_path_factory.mktemp("lively-moe")
     shutil.copytree(tiny_moe_dir, directory, dirs_exist_ok=True)
     weights = load_file(directory / "model.safetensors")

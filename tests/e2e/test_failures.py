@@ -1,5 +1,4 @@
-"""What goes wrong is one paragraph that says how to fix it, or a counted skip; a finished step is never
-lost."""
+"""What goes wrong is one paragraph that says how to fix it, or a counted skip; no finished step is lost."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Six steps straight == three, kill -9, resume, three: adapters, optimiser, metrics, completions, to the
-bit."""
+"""Six steps straight == three, kill -9, resume, three: every file that the clock is not in, to the bit."""
 
 from __future__ import annotations
 

@@ -27,11 +27,14 @@ class DataSection(Section):
     """Keep only the first rows of `train`."""
     prompt: str | None = None
     """The column to ask, or with braces a template over columns, such as `"{question} Answer briefly."`; by
-    default
-    the first there is of `messages`, `prompt` and `question`."""
+    default the first there is of `messages`, `prompt` and `question`."""
     rename: dict[str, str] = Field(default={})
     """New name: column, for rewards that expect another name, such as `answer: solution`."""
     system: str | None = None
     """A system message put before every prompt."""
+    plain: bool = False
+    """Continue the prompt as it stands, without a chat template: for base models."""
+    template: str | None = None
+    """A chat template in place of the tokenizer's own: Jinja text, or the path of a file that holds it."""
     chat: dict[str, Any] = Field(default={})
-    """Extra variables of the tokenizer's chat template, such as `enable_thinking`."""
+    """Extra variables of the chat template, such as `enable_thinking`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from hetero.formats import FORMATS
 from hetero.recipe.sections.base import Section, one_of
@@ -18,7 +18,7 @@ class ModelSection(Section):
     experts: str = "bf16"
     """Weight format of the routed experts in RAM."""
     dense: str = "bf16"
-    """Weight format of all other linear layers."""
+    """Weight format of all other linear layers; `torch` leaves them, and attention, to PyTorch."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where attention, norms, router and head live; the experts always stay in RAM. `auto` takes a GPU if
     there is one."""
@@ -27,8 +27,9 @@ class ModelSection(Section):
 
     @field_validator("experts", "dense")
     @classmethod
-    def _known_format(cls, value: str) -> str:
-        return one_of(value, FORMATS, "a weight format")
+    def _known_format(cls, value: str, info: ValidationInfo) -> str:
+        known = [*FORMATS, "torch"] if info.field_name == "dense" else FORMATS
+        return one_of(value, known, "a weight format")
 
 
 class LoraSection(Section):

@@ -19,8 +19,7 @@ class RewardSpec(Section):
     options: dict[str, Any] = Field(default={})
     """Keyword arguments passed to the function at every call."""
     per: Literal["sample", "group"] = "sample"
-    """What one call scores: each completion as soon as it is there, or all completions of a prompt
-    together."""
+    """What one call scores: each completion as soon as it is there, or all of a prompt together."""
     name: str = ""
     """Name in the metrics; by default the function's."""
 
@@ -34,8 +33,7 @@ class RLSection(Section):
     """Rollouts, rewards and the loss."""
 
     rewards: list[RewardSpec] = Field(min_length=1, json_schema_extra=_names_too)
-    """What is rewarded: names, or mappings of function, weight and options. Their weighted sum is the
-    reward."""
+    """What is rewarded: names, or mappings of function, weight and options. Their weighted sum counts."""
     algorithm: str = "grpo"
     """Preset of advantage and loss."""
     group_size: int = Field(default=8, ge=1)
@@ -56,8 +54,7 @@ class RLSection(Section):
     kl_coef: float | None = Field(default=None, ge=0)
     """Weight of the KL divergence from the base model (adapter off); by default the preset's."""
     train_truncated: bool = True
-    """Learn from completions that reached `max_tokens`. Without, they only count in their group's
-    baseline."""
+    """Learn from completions that reached `max_tokens`. Without, they only enter their group's mean."""
     reward_timeout: float = Field(default=30.0, gt=0)
     """Seconds that one call of a reward function may take; its samples then count as failed."""
     reward_workers: int = Field(default=1, ge=1)
