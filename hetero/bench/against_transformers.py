@@ -85,7 +85,9 @@ def with_lora(model: Any, rank: int) -> Any:
         n for n, _ in model.named_parameters() if n.endswith(("experts.gate_up_proj", "experts.down_proj"))
     ]
     suffixes = sorted({".".join(n.split(".")[-2:]) for n in fused})
-    config = peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=list(LINEARS), target_parameters=suffixes)
+    config = peft.LoraConfig(
+        r=rank, lora_alpha=rank, target_modules=list(LINEARS), target_parameters=suffixes
+    )
     wrapped = peft.get_peft_model(model, config)
     wrapped.gradient_checkpointing_enable()
     wrapped.enable_input_require_grads()
