@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hetero.cli.dry_run import print_plan
 from hetero.recipe.catalog import shipped, summary
 from hetero.recipe.recipe import Recipe
 from hetero.run.tasks import load_tasks
@@ -39,3 +40,14 @@ def test_recipe_has_its_tasks(name: str) -> None:
 def test_every_file_is_a_recipe() -> None:
     folder = Path(next(iter(RECIPES.values()))).parent
     assert {path.stem for path in folder.iterdir() if path.suffix in (".yaml", ".yml")} == RECIPES.keys()
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipe_can_be_planned(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    print_plan(Recipe.load(name))
+    said = capsys.readouterr().out
+    assert Recipe.from_yaml(said) == Recipe.load(name)
+    assert ("# together" in said) == (name in ON_A_LAPTOP)
