@@ -67,7 +67,9 @@ class HeteroQuantizer(HfQuantizer):
     def get_quantize_ops(self) -> Pack:
         return Pack()
 
-    def update_weight_conversions(self, weight_conversions: list[Any], model: PreTrainedModel) -> list[Any]:
+    def update_weight_conversions(
+        self, weight_conversions: list[Any], model: PreTrainedModel | None = None
+    ) -> list[Any]:
         return [streamed(conversion) for conversion in weight_conversions]
 
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> None:
