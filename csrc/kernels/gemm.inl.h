@@ -1,7 +1,7 @@
 // Walks the rows of the left operand in the tile's blocks.
 //
 // Tile provides: block_rows(rows_left), block_bytes(rows, k_pad), pack(row_ptrs, rows, k, k_pad,
-// dst), multiply(rows, a, k_pad, panel, c, ldc, accumulate), enter(), leave().
+// dst), multiply(rows, a, k_pad, panel, ahead, c, ldc, accumulate), enter(), leave().
 #pragma once
 
 #include "kernels/kernel.h"
@@ -55,9 +55,13 @@ void pack_a(const uint16_t* const* row_ptrs, int rows, int k, int k_pad, void* d
 void gemm(const void* a, int rows, int k_pad, const uint16_t* panel, float* c, int ldc,
           bool accumulate) {
   const char* from = static_cast<const char*>(a);
+  // The first block reads the panel from afar, so it fetches 4 KiB ahead. The others find the panel
+  // in the cache: they fetch the next one, which mostly is the one that follows in memory.
+  ptrdiff_t ahead = 2048;
   while (rows > 0) {
     const int count = Tile::block_rows(rows);
-    Tile::multiply(count, from, k_pad, panel, c, ldc, accumulate);
+    Tile::multiply(count, from, k_pad, panel, ahead, c, ldc, accumulate);
+    ahead = static_cast<ptrdiff_t>(k_pad) * kPanel;
     from += Tile::block_bytes(count, k_pad);
     c += static_cast<ptrdiff_t>(count) * ldc;
     rows -= count;

@@ -62,8 +62,8 @@ struct Tile {
     }
   }
 
-  static void multiply(int rows, const void* a, int k_pad, const uint16_t* panel, float* c, int ldc,
-                       bool accumulate) {
+  static void multiply(int rows, const void* a, int k_pad, const uint16_t* panel, ptrdiff_t,
+                       float* c, int ldc, bool accumulate) {
     const float* from = static_cast<const float*>(a);
     for (int half = 0; half < 2; ++half, panel += kPanel, c += kPanel / 2) {
       switch (rows) {

@@ -29,8 +29,8 @@ struct Tile {
   }
 
   template <int kRows>
-  static void multiply_rows(const float* a, int k_pad, const uint16_t* panel, float* c, int ldc,
-                            bool accumulate) {
+  static void multiply_rows(const float* a, int k_pad, const uint16_t* panel, ptrdiff_t ahead,
+                            float* c, int ldc, bool accumulate) {
     __m512 left[kRows], right[kRows];
     for (int row = 0; row < kRows; ++row) {
       left[row] = accumulate ? _mm512_loadu_ps(c + row * ldc) : _mm512_setzero_ps();
@@ -38,8 +38,8 @@ struct Tile {
     }
     const __m512i odd_mask = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
     for (int i = 0; i < k_pad; i += 2, panel += 2 * kPanel, a += 2 * kRows) {
-      _mm_prefetch(reinterpret_cast<const char*>(panel) + kPrefetch, _MM_HINT_T0);
-      _mm_prefetch(reinterpret_cast<const char*>(panel) + kPrefetch + 64, _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(panel + ahead), _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(panel + ahead + kPanel), _MM_HINT_T0);
       const __m512i pairs0 = _mm512_loadu_si512(panel);
       const __m512i pairs1 = _mm512_loadu_si512(panel + kPanel);
       const __m512 even0 = _mm512_castsi512_ps(_mm512_slli_epi32(pairs0, 16));
@@ -65,13 +65,13 @@ struct Tile {
     }
   }
 
-  static void multiply(int rows, const void* a, int k_pad, const uint16_t* panel, float* c, int ldc,
-                       bool accumulate) {
+  static void multiply(int rows, const void* a, int k_pad, const uint16_t* panel, ptrdiff_t ahead,
+                       float* c, int ldc, bool accumulate) {
     const float* from = static_cast<const float*>(a);
     switch (rows) {
 #define HETERO_ROWS(n) \
   case n:              \
-    return multiply_rows<n>(from, k_pad, panel, c, ldc, accumulate);
+    return multiply_rows<n>(from, k_pad, panel, ahead, c, ldc, accumulate);
       HETERO_ROWS(1)
       HETERO_ROWS(2)
       HETERO_ROWS(3)
@@ -87,10 +87,6 @@ struct Tile {
 #undef HETERO_ROWS
     }
   }
-
- private:
-  static constexpr int kPrefetch =
-      1024;  // bytes ahead in the panel; consecutive panels are adjacent
 };
 
 }  // namespace

@@ -28,16 +28,16 @@ struct Tile {
   }
 
   template <int kRows>
-  static void multiply_rows(const uint32_t* a, int k_pad, const uint16_t* panel, float* c, int ldc,
-                            bool accumulate) {
+  static void multiply_rows(const uint32_t* a, int k_pad, const uint16_t* panel, ptrdiff_t ahead,
+                            float* c, int ldc, bool accumulate) {
     Bf16Dot::Sum left[kRows], right[kRows];
     for (int row = 0; row < kRows; ++row) {
       left[row] = accumulate ? Bf16Dot::load(c + row * ldc) : Bf16Dot::zero();
       right[row] = accumulate ? Bf16Dot::load(c + row * ldc + 16) : Bf16Dot::zero();
     }
     for (int i = 0; i < k_pad; i += 2, panel += 2 * kPanel, a += kRows) {
-      Bf16Dot::prefetch(panel + kPrefetch);
-      Bf16Dot::prefetch(panel + kPrefetch + kPanel);
+      Bf16Dot::prefetch(panel + ahead);
+      Bf16Dot::prefetch(panel + ahead + kPanel);
       const Bf16Dot::Pairs pairs0 = Bf16Dot::load_pairs(panel);
       const Bf16Dot::Pairs pairs1 = Bf16Dot::load_pairs(panel + kPanel);
 #pragma GCC unroll 12
@@ -53,13 +53,13 @@ struct Tile {
     }
   }
 
-  static void multiply(int rows, const void* a, int k_pad, const uint16_t* panel, float* c, int ldc,
-                       bool accumulate) {
+  static void multiply(int rows, const void* a, int k_pad, const uint16_t* panel, ptrdiff_t ahead,
+                       float* c, int ldc, bool accumulate) {
     const uint32_t* from = static_cast<const uint32_t*>(a);
     switch (rows) {
 #define HETERO_ROWS(n) \
   case n:              \
-    return multiply_rows<n>(from, k_pad, panel, c, ldc, accumulate);
+    return multiply_rows<n>(from, k_pad, panel, ahead, c, ldc, accumulate);
       HETERO_ROWS(1)
       HETERO_ROWS(2)
       HETERO_ROWS(3)
@@ -75,10 +75,6 @@ struct Tile {
 #undef HETERO_ROWS
     }
   }
-
- private:
-  static constexpr int kPrefetch =
-      512;  // elements ahead in the panel; consecutive panels are adjacent
 };
 
 }  // namespace

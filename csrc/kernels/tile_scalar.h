@@ -25,8 +25,8 @@ struct Tile {
     pack_floats(row_ptrs, rows, k, k_pad, static_cast<float*>(dst));
   }
 
-  static void multiply(int rows, const void* a, int k_pad, const uint16_t* panel, float* c, int ldc,
-                       bool accumulate) {
+  static void multiply(int rows, const void* a, int k_pad, const uint16_t* panel, ptrdiff_t,
+                       float* c, int ldc, bool accumulate) {
     const float* from = static_cast<const float*>(a);
     float sum[kMaxRows][kPanel] = {};
     for (int row = 0; accumulate && row < rows; ++row) {
