@@ -56,9 +56,8 @@ struct VecAvx2 {
     return _mm256_blendv_ps(fill, v, _mm256_castsi256_ps(first(n)));
   }
   static F scale2(F m, F n) {
-    const __m256i e = _mm256_cvtps_epi32(n);
-    const __m256i half = _mm256_srai_epi32(e, 1);
-    return mul(mul(m, pow2(half)), pow2(_mm256_sub_epi32(e, half)));
+    const __m256i e = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+    return mul(m, _mm256_castsi256_ps(_mm256_slli_epi32(e, 23)));
   }
   static float sum(F v) {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
@@ -91,9 +90,6 @@ struct VecAvx2 {
     r = _mm256_srli_epi32(r, 16);
     const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
     return _mm256_blendv_epi8(r, _mm256_set1_epi32(0x7fc0), nan);
-  }
-  static F pow2(__m256i e) {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(e, _mm256_set1_epi32(127)), 23));
   }
 };
 

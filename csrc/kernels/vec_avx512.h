@@ -1,11 +1,19 @@
 // Vec of sixteen lanes (AVX-512 F/BW/VL/DQ).
 //
 // The contract of every Vec, which the row kernels are written against:
-//   load_n / load_bf16_n read n elements and put 0 in the other lanes; store_n / store_bf16_n write
-//   n elements bf16 is rounded to nearest even, NaN becomes 0x7fc0 max(a, b) = a > b ? a : b,
-//   min(a, b) = a < b ? a : b (the second operand when either is NaN) head(v, fill, n) keeps the
-//   first n lanes of v and takes fill in the others scale2(m, n) = m 2^n for integer-valued n,
-//   correct into the denormals sum, hmax: one fixed tree
+//
+// load_n and load_bf16_n read n elements and put 0 in the other lanes; store_n and store_bf16_n
+// write n elements.
+//
+// bf16 is rounded to nearest even, NaN becomes 0x7fc0.
+//
+// max(a, b) = a > b ? a : b and min(a, b) = a < b ? a : b: the second operand when either is NaN.
+//
+// head(v, fill, n) keeps the first n lanes of v and takes fill in the others.
+//
+// scale2(m, n) = m 2^n for integer-valued n from -126 to 127.
+//
+// sum and hmax reduce in one fixed tree.
 #pragma once
 
 #include <immintrin.h>

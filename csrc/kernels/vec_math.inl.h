@@ -7,10 +7,11 @@
 namespace hetero {
 namespace {
 
-// exp() stays finite for every finite argument: it saturates just under FLT_MAX, so that 1 / (1 +
-// exp(500)) and its derivatives never meet an infinity. Below -104 the result is exactly 0.
-inline constexpr float kExpMax = 88.7228f;
-inline constexpr float kExpMin = -104.0f;
+// exp() is finite for every finite argument: it saturates at exp(88) = 1.7e38. Below -87 it is
+// exactly 0: results under the smallest normal number would take a microcode assist, thirty times
+// the time of a vector, and every masked attention score would meet it.
+inline constexpr float kExpMax = 88.0f;
+inline constexpr float kExpMin = -87.0f;
 
 // x = n ln 2 + r with |r| <= ln 2 / 2. Returns exp(r) - 1 and writes n, for x in [kExpMin, kExpMax]
 // or NaN. Coefficients: near-minimax fit of (exp(r) - 1 - r) / r^2, relative error of exp(r) 3e-9.
@@ -32,18 +33,19 @@ inline typename V::F exp_reduced(typename V::F x, typename V::F* n) {
 template <class V>
 inline typename V::F exp_of(typename V::F x) {
   using F = typename V::F;
-  // max/min return their second operand when either is NaN, so NaN passes through.
-  x = V::max(V::set1(kExpMin), V::min(V::set1(kExpMax), x));
+  // max/min return their second operand when either is NaN, and NaN is not below kExpMin: it passes
+  // through.
+  const F inside = V::max(V::set1(kExpMin), V::min(V::set1(kExpMax), x));
   F n;
-  const F q = exp_reduced<V>(x, &n);
-  return V::scale2(V::add(q, V::set1(1.0f)), n);
+  const F q = exp_reduced<V>(inside, &n);
+  return V::select_gt(V::set1(kExpMin), x, V::zero(), V::scale2(V::add(q, V::set1(1.0f)), n));
 }
 
 // exp(x) - 1 for x <= 0, without cancellation near 0.
 template <class V>
 inline typename V::F expm1_neg_of(typename V::F x) {
   using F = typename V::F;
-  x = V::max(V::set1(-88.0f), x);
+  x = V::max(V::set1(kExpMin), x);
   F n;
   const F q = exp_reduced<V>(x, &n);
   const F s = V::scale2(V::set1(1.0f), n);
@@ -56,7 +58,7 @@ inline typename V::F neg(typename V::F x) {
 }
 
 // 1 / (1 + exp(-x)) for x >= 0, exp(x) / (1 + exp(x)) below: the exponential never exceeds 1, and
-// the result is exactly 0 from -104 down, so that x sigmoid(x) vanishes for huge negative x.
+// the result is exactly 0 under -87, so that x sigmoid(x) vanishes for huge negative x.
 template <class V>
 inline typename V::F sigmoid_of(typename V::F x) {
   using F = typename V::F;

@@ -52,9 +52,7 @@ struct VecScalar {
   static F head(F v, F fill, int n) { return n > 0 ? v : fill; }
   static F scale2(F m, F n) {
     const int e = static_cast<int>(n == n ? n : 0.0f);
-    const int half = e >> 1;
-    return m * from_bits(static_cast<uint32_t>(half + 127) << 23) *
-           from_bits(static_cast<uint32_t>(e - half + 127) << 23);
+    return m * from_bits(static_cast<uint32_t>(e + 127) << 23);
   }
   static float sum(F v) { return v; }
   static float hmax(F v) { return v; }
