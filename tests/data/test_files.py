@@ -64,7 +64,6 @@ def test_places_are_lines_of_the_file(tmp_path):
         ("a.jsonl.gz", b"not gzip", "cannot be read"),
         ("a.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 1000)[:-20], "cannot be read"),
         ("a.txt", b"hello", "cannot tell the kind"),
-        ("a.parquet", b"PAR1 no", "cannot be read as parquet"),
         ("a.jsonl", b"\n\n", "is empty"),
         ("a.csv", b"a,b\n", "is empty"),
         ("a.json", b"[]", "is empty"),
@@ -74,6 +73,11 @@ def test_bad_files_say_where_and_what(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
         load_dataset(str(tmp_path / name))
+
+
+def test_a_bad_parquet_file_says_so(tmp_path):
+    pytest.importorskip("pyarrow")
+    test_bad_files_say_where_and_what(tmp_path, "a.parquet", b"PAR1 no", "cannot be read as parquet")
 
 
 def test_a_long_field_is_not_cut(tmp_path):

@@ -12,7 +12,7 @@ from hetero.errors import DataError
 RESULT = {"add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b}
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(
     digits=st.integers(1, 2),
     held_out=st.floats(0.01, 0.99),

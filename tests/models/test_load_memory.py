@@ -49,7 +49,7 @@ def test_peak_memory_is_within_a_tenth_of_the_packed_size(
         vocab_size=512,
         hidden_size=512,
         intermediate_size=1024,
-        num_hidden_layers=6,
+        num_hidden_layers=14,
         num_attention_heads=8,
         num_key_value_heads=2,
         head_dim=64,
@@ -72,7 +72,7 @@ def test_peak_memory_is_within_a_tenth_of_the_packed_size(
         check=True,
     )
     peak, packed, mapped = map(int, done.stdout.split())
-    assert packed > 150e6
+    assert packed > 350e6
     assert peak < 1.1 * packed
     assert mapped == 0
 
