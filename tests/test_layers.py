@@ -228,10 +228,3 @@ def test_csrc_includes_point_up() -> None:
             if CSRC_LAYERS.index(folder) > CSRC_LAYERS.index(parts[0]):
                 wrong.append(f"{path}:{number}: {parts[0]} must not include {target}")
     assert not wrong, "\n".join(wrong)
-
-
-def test_test_files_have_different_names() -> None:
-    """pytest imports them by their bare names."""
-    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
-    assert len(names) > 10
-    assert sorted(names) == sorted(set(names))
