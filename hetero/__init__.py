@@ -15,10 +15,20 @@ if TYPE_CHECKING:
     from hetero.models.load import load_model
     from hetero.models.lora_config import LoraConfig
     from hetero.recipe.recipe import Recipe
+    from hetero.sandbox.sandbox import Sandbox
     from hetero.train.trainer import Trainer
 
 __version__ = "0.1.0"
-__all__ = ["Engine", "HeteroConfig", "LoraConfig", "Recipe", "SamplingParams", "Trainer", "load_model"]
+__all__ = [
+    "Engine",
+    "HeteroConfig",
+    "LoraConfig",
+    "Recipe",
+    "SamplingParams",
+    "Sandbox",
+    "Trainer",
+    "load_model",
+]
 
 _HOMES = {
     "Engine": "hetero.engine.engine",
@@ -26,6 +36,7 @@ _HOMES = {
     "LoraConfig": "hetero.models.lora_config",
     "Recipe": "hetero.recipe.recipe",
     "SamplingParams": "hetero.engine.params",
+    "Sandbox": "hetero.sandbox.sandbox",
     "Trainer": "hetero.train.trainer",
     "load_model": "hetero.models.load",
 }

@@ -18,7 +18,16 @@ from hetero.recipe.suggest import all_paths
 
 ROOT = Path(__file__).resolve().parents[1]
 
-PUBLIC = ["Engine", "HeteroConfig", "LoraConfig", "Recipe", "SamplingParams", "Trainer", "load_model"]
+PUBLIC = [
+    "Engine",
+    "HeteroConfig",
+    "LoraConfig",
+    "Recipe",
+    "SamplingParams",
+    "Sandbox",
+    "Trainer",
+    "load_model",
+]
 
 RECIPE_KEYS = """
 model.path model.experts model.dense model.device model.threads

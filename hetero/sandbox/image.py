@@ -1,0 +1,149 @@
+"""What a box's file tree starts from."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetero.sandbox.errors import ImageError
+from hetero.sandbox.store import Run, give
+
+_HOST_BINDS = ("/usr",)
+_HOST_LINKS = {"bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "lib64": "usr/lib64"}
+_HOST_FILES = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/alternatives", "/etc/localtime")
+
+
+@dataclass(frozen=True)
+class Image:
+    """Layers and binds.
+
+    Attributes:
+        layers: directories, newest first; shared by all boxes and never written to.
+        binds: (host path, path inside), shown read-only.
+        host: the host's /usr and a minimal /etc below the layers.
+        workspace: a directory whose files are copied, once per owner, to /workspace.
+    """
+
+    layers: tuple[str, ...] = ()
+    binds: tuple[tuple[str, str], ...] = ()
+    host: bool = True
+    workspace: str = ""
+
+
+def host_image() -> Image:
+    """The host's programs (/usr), read-only, and nothing else of it."""
+    return Image()
+
+
+def directory_image(path: str | Path) -> Image:
+    """A root file system (has bin or usr/bin), or else a directory that becomes /workspace over the host
+    image.
+
+    Raises ImageError if there is no such directory.
+    """
+    root = Path(path).expanduser().absolute()
+    if not root.is_dir():
+        raise ImageError(
+            f"The image {path} is not a directory.", "Name a directory or an unpacked OCI image."
+        )
+    if (root / "bin").exists() or (root / "usr/bin").exists():
+        return Image(layers=(str(root),), host=False)
+    return Image(workspace=str(root))
+
+
+def python_image() -> Image:
+    """The host image, with this interpreter's installation and virtual environment at their own paths."""
+    places = dict.fromkeys((sys.base_prefix, sys.prefix))
+    return Image(binds=tuple((place, place) for place in places if not place.startswith("/usr")))
+
+
+def as_image(image: Image | str | Path | None) -> Image:
+    """An image of what a caller gave."""
+    if image is None or image == "host":
+        return host_image()
+    return image if isinstance(image, Image) else directory_image(image)
+
+
+def host_binds(image: Image) -> list[tuple[str, str]]:
+    """All read-only binds of an image."""
+    usual = [(path, path) for path in _HOST_BINDS] if image.host else []
+    for source, _ in image.binds:
+        if not os.path.lexists(source):
+            raise ImageError(f"The image binds {source}, which does not exist.")
+    return [*usual, *image.binds]
+
+
+def skeleton(run: Run, image: Image, directories: tuple[str, ...], uid: int) -> str:
+    """The lowest layer: mount points, and a minimal /etc for the host image. Made once per kind."""
+    key = repr((image.host, image.binds, directories, uid)).encode()
+    path = run.path / "skeletons" / hashlib.sha256(key).hexdigest()[:16]
+    if path.exists():
+        return str(path)
+    part = path.with_name(f"{path.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    for name in ("proc", "dev", "tmp", "workspace", "home/agent", "etc", "run", *directories):
+        (part / name.lstrip("/")).mkdir(parents=True, exist_ok=True)
+    for source, target in host_binds(image):
+        inside = part / target.lstrip("/")
+        if os.path.isdir(source):
+            inside.mkdir(parents=True, exist_ok=True)
+        else:
+            inside.parent.mkdir(parents=True, exist_ok=True)
+            inside.touch()
+    if image.host:
+        _host_etc(part, uid)
+    for here, folders, files in os.walk(part):
+        for name in (*folders, *files):
+            give(os.path.join(here, name))
+    give(part)
+    (part / "tmp").chmod(0o1777)
+    try:
+        part.rename(path)
+    except OSError:
+        if not path.exists():
+            raise
+    return str(path)
+
+
+def _host_etc(part: Path, uid: int) -> None:
+    for name, target in _HOST_LINKS.items():
+        if os.path.islink("/" + name):
+            (part / name).symlink_to(target)
+    etc = part / "etc"
+    for source in _HOST_FILES:
+        if os.path.isdir(source):
+            shutil.copytree(source, etc / os.path.basename(source), symlinks=True)
+        elif os.path.exists(source):
+            shutil.copyfile(source, etc / os.path.basename(source))
+    user = f"agent:x:{uid}:{uid}:agent:/home/agent:/bin/bash\n" if uid else ""
+    (etc / "passwd").write_text(
+        f"root:x:0:0:root:/root:/bin/sh\n{user}nobody:x:65534:65534:nobody:/:/bin/false\n"
+    )
+    group = f"agent:x:{uid}:\n" if uid else ""
+    (etc / "group").write_text(f"root:x:0:\n{group}nogroup:x:65534:\n")
+    (etc / "hosts").write_text("127.0.0.1 localhost sandbox\n::1 localhost\n")
+    (etc / "nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files\n")
+    (etc / "gitconfig").write_text("[safe]\n\tdirectory = *\n[gc]\n\tauto = 0\n")
+
+
+def workspace_layer(run: Run, source: str) -> str:
+    """A layer that holds a copy of `source` at /workspace, owned by the boxes' user. Made once per owner."""
+    path = run.path / "layers" / ("w" + hashlib.sha256(source.encode()).hexdigest()[:16])
+    if path.exists():
+        return str(path)
+    part = path.with_name(path.name + ".part")
+    try:
+        shutil.copytree(source, part / "workspace", symlinks=True)
+    except (OSError, shutil.Error) as error:
+        shutil.rmtree(part, ignore_errors=True)
+        raise ImageError(f"The image directory {source} cannot be copied: {error}.") from error
+    for here, folders, files in os.walk(part):
+        for name in (*folders, *files):
+            give(os.path.join(here, name))
+    give(part)
+    part.rename(path)
+    return str(path)

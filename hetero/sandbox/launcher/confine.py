@@ -1,0 +1,100 @@
+"""What the command's own process does to itself before it becomes the command."""
+
+from __future__ import annotations
+
+import _signal
+import fcntl
+import os
+import resource
+
+from hetero.sandbox.launcher import kernel as k
+from hetero.sandbox.launcher import landlock, seccomp
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+_LIMITS = {
+    "cpu": resource.RLIMIT_CPU,
+    "file": resource.RLIMIT_FSIZE,
+    "space": resource.RLIMIT_AS,
+    "processes": resource.RLIMIT_NPROC,
+    "files": resource.RLIMIT_NOFILE,
+    "core": resource.RLIMIT_CORE,
+}
+_RESET = (
+    _signal.SIGPIPE,
+    _signal.SIGXFSZ,
+    _signal.SIGINT,
+    _signal.SIGTERM,
+    _signal.SIGHUP,
+    _signal.SIGCHLD,
+)
+FILTERS = {files: seccomp.program(anonymous_files=files) for files in (False, True)}
+LANDLOCK = landlock.abi()
+
+
+def become_command(request: dict[str, Any], stdio: tuple[int, int, int], report: int) -> NoReturn:
+    """Confine this process and execute the request's command; on failure write errno and text to `report`."""
+    stage = "set up"
+    try:
+        for number in _RESET:  # ignored by Python or the launcher; the command must not inherit that
+            _signal.signal(number, _signal.SIG_DFL)
+        os.setsid()
+        if request["terminal"]:
+            _control(stdio[0])
+        for target, handle in enumerate(stdio):
+            os.dup2(handle, target)
+        os.dup2(report, 3, inheritable=False)
+        report = 3
+        k.close_all_but((0, 1, 2, 3))
+        os.umask(0o022)
+        stage = "cwd " + request["cwd"]
+        os.chdir(request["cwd"])
+        stage = "confine"
+        confine(request)
+        stage = request["argv"][0]
+        _execute(request["argv"], request["env"])
+    except BaseException as error:
+        number = getattr(error, "errno", None) or 5
+        text = os.strerror(number) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        os.write(report, f"{number}|{stage}: {text}".encode())
+    os._exit(127)
+
+
+def confine(request: dict[str, Any]) -> None:
+    """Limits, no capabilities, Landlock, seccomp. The order matters: each step forbids what came before."""
+    weaken = request["weaken"]
+    for name, value in request["limits"].items():
+        if value is not None:
+            hard = value + 1 if name == "cpu" else value
+            resource.setrlimit(_LIMITS[name], (value, hard))
+    os.nice(request["nice"])
+    if request["cores"]:
+        os.sched_setaffinity(0, request["cores"])
+    if "caps" not in weaken:
+        k.drop_capabilities()
+    k.prctl(k.PR_SET_DUMPABLE, 1)
+    if LANDLOCK and "landlock" not in weaken:
+        landlock.restrict(("/",), (*request["writable"], "/dev", "/proc"), LANDLOCK)
+    if "seccomp" not in weaken:
+        seccomp.install(FILTERS[request["anonymous_files"]])
+
+
+def _execute(argv: list[str], env: dict[str, str]) -> NoReturn:
+    """execvp, without what the standard library imports for it. Raises the most telling OSError."""
+    name, refused = argv[0], None
+    if "/" in name:
+        os.execve(name, argv, env)
+    for directory in env.get("PATH", "").split(":"):
+        try:
+            os.execve(f"{directory or '.'}/{name}", argv, env)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            refused = error
+    raise refused or FileNotFoundError(2, "No such file or directory")
+
+
+def _control(terminal: int) -> None:
+    fcntl.ioctl(terminal, 0x540E, 0)  # TIOCSCTTY

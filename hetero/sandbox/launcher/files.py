@@ -1,0 +1,136 @@
+"""File operations in a box, done in its own mount namespace as its user without capabilities.
+
+Whatever a path leads to, it leads to inside the box. Nothing but regular files is read, nothing blocks, and
+sizes are capped.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from hetero.sandbox.launcher import kernel as k
+from hetero.sandbox.launcher import wire
+from hetero.sandbox.launcher.box import ENTERED, become
+from hetero.sandbox.launcher.layers import changes, copy_layer, open_upper
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+
+def serve_files(request: dict[str, Any], channel: int, box: tuple[int, int]) -> None:
+    """Do the operation that `request` names and send the result."""
+    operation = _OPERATIONS[request["op"]]
+    try:
+        if request["op"] in ("changes", "copy"):
+            request["upper"] = f"/proc/self/fd/{open_upper(box[0])}"
+            k.setns(box[1], k.CLONE_NEWUSER)
+            become(request["uid"])
+        else:
+            if "files" not in request["weaken"]:
+                k.setns(box[1], ENTERED & ~(k.CLONE_NEWNET if "network" in request["weaken"] else 0))
+            become_quietly(request["uid"])
+            k.drop_capabilities()
+            os.umask(0o022)
+        reply: dict[str, Any] = {"ok": operation(request)}
+    except OSError as error:
+        reply = {"error": error.strerror or str(error), "errno": error.errno or 5}
+    wire.send(channel, reply)
+
+
+def become_quietly(inner: int) -> None:
+    """As `become`, where it is possible: without a user namespace of the box it is not."""
+    try:  # noqa: SIM105 (contextlib is large)
+        become(inner)
+    except OSError:
+        pass
+
+
+def _open(path: str, flags: int, mode: int = 0) -> int:
+    if not flags & os.O_PATH:
+        flags |= os.O_NONBLOCK | os.O_NOCTTY
+    return k.openat2(k.AT_FDCWD, path, flags, mode, k.RESOLVE_NO_MAGICLINKS)
+
+
+def _read(request: dict[str, Any]) -> dict[str, Any]:
+    if "files" in request["weaken"]:
+        with open(request["host_path"], "rb") as file:
+            return {"data": file.read(), "size": 0}
+    handle = _open(request["path"], os.O_RDONLY)
+    found = os.fstat(handle)
+    if stat.S_ISDIR(found.st_mode):
+        raise OSError(21, "Is a directory")
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(22, "Not a regular file")
+    parts, left = [], request["max_bytes"]
+    os.lseek(handle, request["offset"], os.SEEK_SET)
+    while left > 0 and (part := os.read(handle, min(left, 1 << 20))):
+        parts.append(part)
+        left -= len(part)
+    return {"data": b"".join(parts), "size": found.st_size}
+
+
+def _write(request: dict[str, Any]) -> dict[str, Any]:
+    """All or nothing: a temporary file beside the target, then a rename; links in the last place are
+    replaced."""
+    folder, name = os.path.split(request["path"])
+    if not name or name in (".", ".."):
+        raise OSError(21, "Is a directory")
+    _make_directories(folder or "/")
+    directory = _open(folder or "/", os.O_PATH | os.O_DIRECTORY)
+    temporary = f".{name[:200]}.{os.urandom(6).hex()}.part"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    try:
+        target = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        if stat.S_ISDIR(target.st_mode):
+            raise OSError(21, "Is a directory")
+    except FileNotFoundError:
+        pass
+    handle = k.openat2(
+        directory, temporary, flags, request["mode"], k.RESOLVE_BENEATH | k.RESOLVE_NO_SYMLINKS
+    )
+    try:
+        view = memoryview(request["data"])
+        while view:
+            view = view[os.write(handle, view) :]
+        os.fchmod(handle, request["mode"])
+        os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+    except BaseException:
+        os.unlink(temporary, dir_fd=directory)
+        raise
+    return {}
+
+
+def _make_directories(path: str) -> None:
+    if not os.path.isdir(path):
+        os.makedirs(path, exist_ok=True)
+
+
+def _list(request: dict[str, Any]) -> dict[str, Any]:
+    handle = _open(request["path"], os.O_RDONLY | os.O_DIRECTORY)
+    entries: list[tuple[str, str, int, int]] = []
+    left = request["max_entries"]
+    with os.scandir(handle) as found:
+        for entry in found:
+            if left == 0:
+                return {"entries": entries, "complete": False}
+            left -= 1
+            status = entry.stat(follow_symlinks=False)
+            entries.append((entry.name, _kind(status.st_mode), status.st_size, status.st_mode & 0o7777))
+    return {"entries": sorted(entries), "complete": True}
+
+
+def _kind(mode: int) -> str:
+    kinds = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "link"}
+    return kinds.get(stat.S_IFMT(mode), "other")
+
+
+_OPERATIONS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "read": _read,
+    "write": _write,
+    "list": _list,
+    "changes": changes,
+    "copy": copy_layer,
+}

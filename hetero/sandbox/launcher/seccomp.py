@@ -1,0 +1,174 @@
+"""The system call filter: a table of what is refused, and its BPF program.
+
+Refused is what widens the kernel's surface without being needed to run programs: namespaces, mounts, tracing,
+keys, io_uring, BPF, modules, clocks. Numbers above the last known one get ENOSYS, so that a newer kernel adds
+nothing by itself. The wrong architecture and x32 kill.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+
+from hetero.sandbox.launcher.kernel import MACHINE, PR_SET_NO_NEW_PRIVS, call, prctl
+
+EPERM, ENOSYS, EAFNOSUPPORT = 1, 38, 97
+KILL, ERRNO, ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
+LAST_KNOWN = 462
+FAMILIES = (1, 2, 10, 16)
+"""AF_UNIX, AF_INET, AF_INET6, AF_NETLINK."""
+NAMESPACE_FLAGS = 0x7E020080
+TIOCSTI, TIOCLINUX = 0x5412, 0x541C
+
+_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_SPECIAL = {
+    "x86_64": {"clone": 56, "clone3": 435, "ioctl": 16, "socket": 41, "socketpair": 53, "personality": 135},
+    "aarch64": {
+        "clone": 220,
+        "clone3": 435,
+        "ioctl": 29,
+        "socket": 198,
+        "socketpair": 199,
+        "personality": 92,
+    },
+}
+DENIED: dict[str, tuple[int, int]] = {
+    # name: (x86_64, aarch64); -1 where the architecture has none
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "process_madvise": (440, 440),
+    "kcmp": (312, 272),
+    "pidfd_getfd": (438, 438),
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fspick": (433, 433),
+    "mount_setattr": (442, 442),
+    "statmount": (457, 457),
+    "listmount": (458, 458),
+    "name_to_handle_at": (303, 264),
+    "open_by_handle_at": (304, 265),
+    "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "bpf": (321, 280),
+    "userfaultfd": (323, 282),
+    "perf_event_open": (298, 241),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "init_module": (175, 105),
+    "finit_module": (313, 273),
+    "delete_module": (176, 106),
+    "create_module": (174, -1),
+    "kexec_load": (246, 104),
+    "kexec_file_load": (320, 294),
+    "reboot": (169, 142),
+    "swapon": (167, 224),
+    "swapoff": (168, 225),
+    "acct": (163, 89),
+    "quotactl": (179, 60),
+    "quotactl_fd": (443, 443),
+    "syslog": (103, 116),
+    "settimeofday": (164, 170),
+    "clock_settime": (227, 112),
+    "clock_adjtime": (305, 266),
+    "adjtimex": (159, 171),
+    "iopl": (172, -1),
+    "ioperm": (173, -1),
+    "modify_ldt": (154, -1),
+    "sethostname": (170, 161),
+    "setdomainname": (171, 162),
+    "vhangup": (153, 58),
+    "lookup_dcookie": (212, 18),
+    "fanotify_init": (300, 262),
+    "fanotify_mark": (301, 263),
+    "mbind": (237, 235),
+    "set_mempolicy": (238, 237),
+    "migrate_pages": (256, 238),
+    "move_pages": (279, 239),
+    "sched_setaffinity": (203, 122),
+    "memfd_secret": (447, 447),
+    "uselib": (134, -1),
+    "_sysctl": (156, -1),
+    "nfsservctl": (180, 42),
+}
+"""sched_setaffinity is refused because the owner places sandboxes beside its own threads."""
+UNCOUNTED = {"memfd_create": (319, 279), "shmget": (29, 194)}
+
+
+def _statement(code: int, value: int) -> bytes:
+    return struct.pack("HBBI", code, 0, 0, value & 0xFFFFFFFF)
+
+
+def _jump(code: int, value: int, yes: int, no: int) -> bytes:
+    return struct.pack("HBBI", code, yes, no, value & 0xFFFFFFFF)
+
+
+_LOAD, _RETURN, _EQUAL, _ABOVE, _ANY_BIT = 0x20, 0x06, 0x15, 0x25, 0x45
+_NUMBER, _ARCHITECTURE, _FIRST = 0, 4, 16
+
+
+def program(machine: str = MACHINE, anonymous_files: bool = True) -> bytes:
+    """The BPF instructions. Raises OSError for a machine without a table.
+
+    Without `anonymous_files`, memfd_create and System V shared memory are refused: memory that no resource
+    limit counts, for machines without a memory cgroup.
+    """
+    if machine not in _ARCH:
+        raise OSError(ENOSYS, f"no system call table for {machine}")
+    column = list(_ARCH).index(machine)
+    special = _SPECIAL[machine]
+    refuse = _statement(_RETURN, ERRNO | EPERM)
+    lines = [_statement(_LOAD, _ARCHITECTURE), _jump(_EQUAL, _ARCH[machine], 1, 0), _statement(_RETURN, KILL)]
+    lines += [_statement(_LOAD, _NUMBER)]
+    if machine == "x86_64":
+        lines += [_jump(0x35, 0x40000000, 0, 1), _statement(_RETURN, KILL)]
+    lines += [_jump(_ABOVE, LAST_KNOWN, 0, 1), _statement(_RETURN, ERRNO | ENOSYS)]
+    lines += [_jump(_EQUAL, special["clone3"], 0, 1), _statement(_RETURN, ERRNO | ENOSYS)]
+    for numbers in [*DENIED.values(), *([] if anonymous_files else UNCOUNTED.values())]:
+        if numbers[column] >= 0:
+            lines += [_jump(_EQUAL, numbers[column], 0, 1), refuse]
+    argument = _statement(_LOAD, _FIRST)
+    lines += [_jump(_EQUAL, special["clone"], 0, 3), argument, _jump(_ANY_BIT, NAMESPACE_FLAGS, 0, 1), refuse]
+    lines += _verdict(special["personality"], [0, 0xFFFFFFFF, 0x0040000], allowed=True, error=EPERM)
+    for name in ("socket", "socketpair"):
+        lines += _verdict(special[name], FAMILIES, allowed=True, error=EAFNOSUPPORT)
+    second = _statement(_LOAD, _FIRST + 8)
+    requests = [_jump(_EQUAL, TIOCSTI, 1, 0), _jump(_EQUAL, TIOCLINUX, 0, 1), refuse]
+    lines += [_reload(), _jump(_EQUAL, special["ioctl"], 0, 1 + len(requests)), second, *requests]
+    lines += [_statement(_RETURN, ALLOW)]
+    return b"".join(lines)
+
+
+def _reload() -> bytes:
+    return _statement(_LOAD, _NUMBER)
+
+
+def _verdict(number: int, values: tuple[int, ...] | list[int], allowed: bool, error: int) -> list[bytes]:
+    """Call `number` passes only with one of `values` as its first argument."""
+    tests = [_jump(_EQUAL, value, len(values) - index, 0) for index, value in enumerate(values)]
+    block = [
+        _statement(_LOAD, _FIRST),
+        *tests,
+        _statement(_RETURN, ERRNO | error),
+        _statement(_RETURN, ALLOW),
+    ]
+    return [_reload(), _jump(_EQUAL, number, 0, len(block)), *block]
+
+
+def install(code: bytes) -> None:
+    """Filter this thread's system calls from now on, for ever."""
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    buffer = ctypes.create_string_buffer(code, len(code))
+    header = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(buffer))
+    call("seccomp", 1, 0, header)

@@ -1,0 +1,156 @@
+"""Sandbox: an isolated file tree and the commands that run in it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from hetero.sandbox import isolation
+from hetero.sandbox.box_commands import BoxCommands
+from hetero.sandbox.box_files import BoxFiles
+from hetero.sandbox.context import context
+from hetero.sandbox.errors import SandboxDead, SandboxInfraError
+from hetero.sandbox.image import Image, as_image, skeleton, workspace_layer
+from hetero.sandbox.launcher import tree
+from hetero.sandbox.policy import Policy
+from hetero.sandbox.request import box_spec, group_limits
+from hetero.sandbox.snapshot import Snapshot, seal
+
+Self = TypeVar("Self", bound="Sandbox")
+
+
+class Sandbox(BoxFiles, BoxCommands):
+    """A box. Make one with `Sandbox.create`; use it in a `with` block, or `close` it.
+
+    Any thread may call any method. All of it also exists for asyncio: see AsyncSandbox.
+
+    Attributes:
+        id: a name that is never used again.
+        parent: id of the snapshot that it came from, "" for none.
+        policy: what it may do.
+        image: what its tree started from.
+    """
+
+    @classmethod
+    def create(
+        cls: type[Self],
+        image: Image | str | Path | None = None,
+        *,
+        policy: Policy | None = None,
+        min_isolation: str = "ns",
+        labels: Mapping[str, str] | None = None,
+        _weaken: tuple[str, ...] = (),
+    ) -> Self:
+        """A new box.
+
+        Args:
+            image: None for the host's programs; a directory; or an Image.
+            min_isolation: the weakest tier that will do (isolation.TIERS). Nothing weaker is ever started.
+            labels: for the journal.
+
+        Raises IsolationUnavailable, ImageError, SandboxInfraError.
+        """
+        isolation.rank(min_isolation)
+        found, shared = as_image(image), context()
+        layers = found.layers
+        if found.workspace:
+            layers = (workspace_layer(shared.launcher.run, found.workspace), *layers)
+        box = cls(shared, found, layers, policy or Policy(), labels or {}, _weaken)
+        shared.hold(layers)
+        box._start(min_isolation)
+        box._log("create")
+        return box
+
+    def _start(self, min_isolation: str = "ns") -> None:
+        """Make the box's processes over its layers and an empty upper one."""
+        shared, policy = self._shared, self.policy
+        run = shared.launcher.run
+        if self._isolation is None:
+            isolation.require(min_isolation, self.isolation)
+        lowest = skeleton(run, self.image, (*policy.writable, *policy.readable), policy.uid)
+        self._directory = run.new_directory("boxes", f"{self.id}-{secrets.token_hex(3)}")
+        spec = box_spec(
+            str(self._directory),
+            (*self._layers, lowest),
+            self.image,
+            policy,
+            self._weaken,
+        )
+        reply = shared.launcher.ask("create", self.id, group_limits(policy, self._weaken), spec)
+        if "error" in reply:
+            self._end_processes()
+            raise isolation.unavailable(reply["errno"], reply["error"])
+        self._state = "live"
+
+    def snapshot(self, mode: Literal["stop", "frozen_copy"] = "stop") -> Snapshot:
+        """Seal what has been written as a layer that boxes can be forked from.
+
+        "stop" ends the box's commands and goes on over the new layer: exact, and its cost does not depend on
+        how much was written. "frozen_copy" stops commands for as long as the copy takes, and goes on with
+        them.
+        """
+        with self._lock:
+            self._need("live", "frozen", "hibernated")
+            found = seal(self, mode)
+            self._log("snapshot", snapshot=found.id, mode=mode)
+            return found
+
+    def fork(self, n: int = 1) -> list[Sandbox]:
+        """`n` boxes that continue from here, each on its own; this one goes on, too."""
+        with self.snapshot() as snap:
+            return snap.fork(n)
+
+    def pause(self, mode: Literal["freeze", "hibernate"] = "freeze") -> None:
+        """ "freeze" stops all processes and keeps their memory; "hibernate" ends them and keeps the files."""
+        with self._lock:
+            self._need("live")
+            if mode == "freeze":
+                for process in list(self._running):
+                    process.set_frozen("freeze")
+                self._state = "frozen"
+            else:
+                seal(self, "stop", restart=False).close()
+                self._state = "hibernated"
+            self._log("pause", mode=mode)
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        with self._lock:
+            self._need("frozen", "hibernated")
+            if self._state == "frozen":
+                for process in list(self._running):
+                    process.set_frozen("thaw")
+                self._state = "live"
+            else:
+                self._start()
+            self._log("resume")
+
+    def _end_processes(self) -> None:
+        """End the box's processes and forget its upper layer."""
+        try:
+            self._ask("close", {})
+        except (SandboxDead, SandboxInfraError):
+            if self._shared.launcher.process.poll() is None:
+                raise
+        if self._directory is not None:
+            tree.remove(str(self._directory))
+            self._directory = None
+
+    def close(self) -> None:
+        """End everything in the box and remove it. More than once does no harm."""
+        with self._lock:
+            if self._state == "closed":
+                return
+            if self._state != "hibernated":
+                self._end_processes()
+            self._state = "closed"
+            self._shared.release(self._layers)
+            self._log("close")
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
