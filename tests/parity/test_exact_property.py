@@ -1,0 +1,44 @@
+"""max |logp_rollout - logp_train| == 0.0, whatever the model, the batch and the machine's settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from exact_cases import Case, built, cases, differences
+from hypothesis import HealthCheck, given, settings
+
+from hetero.kernels.cpu import isas
+
+ISAS = isas(emulated=True)
+FAST = [isa for isa in isas() if isa != "scalar"]
+SLOW = [isa for isa in ISAS if isa not in FAST]
+COMMON: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+
+
+def check(case: Case, isa: str) -> None:
+    with built(case) as model:
+        for what, value in differences(model, case, isa):
+            assert value == 0.0, f"{what} differ by {value} under {isa}"
+
+
+@pytest.mark.parametrize("isa", FAST)
+@settings(max_examples=8, derandomize=True, **COMMON)
+@given(case=cases())
+def test_rollout_equals_training(isa: str, case: Case) -> None:
+    check(case, isa)
+
+
+@pytest.mark.parametrize("isa", SLOW)
+@settings(max_examples=3, derandomize=True, **COMMON)
+@given(case=cases())
+def test_rollout_equals_training_in_plain_and_emulated_kernels(isa: str, case: Case) -> None:
+    check(case, isa)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("isa", ISAS)
+@settings(max_examples=100, print_blob=True, **COMMON)
+@given(case=cases())
+def test_rollout_equals_training_at_length(isa: str, case: Case) -> None:
+    check(case, isa)
