@@ -51,6 +51,11 @@ class Pager:
         )
         hidden = forward_hidden(
             self.model,
-            ForwardBatch(torch.tensor(token_ids), torch.tensor(positions), batch, self.pool.layers),
+            ForwardBatch(
+                torch.tensor(token_ids, device=self.model.device),
+                torch.tensor(positions, device=self.model.device),
+                batch,
+                self.pool.layers,
+            ),
         )
         return list(hidden.split(q_lengths))

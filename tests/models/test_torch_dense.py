@@ -1,4 +1,4 @@
-"""Dense parts left to PyTorch (`dense="torch"`, always so on a GPU): close to the exact model, paged or not."""
+"""Dense parts left to PyTorch (`dense="torch"`, or a GPU): close to the exact model, paged or not."""
 
 from __future__ import annotations
 
