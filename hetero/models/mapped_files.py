@@ -16,25 +16,34 @@ from pathlib import Path
 from torch import nn
 
 SUFFIX = ".safetensors"
+SHARE = 32
+"""At most about a 32nd of the packed bytes stay resident as file pages."""
 _DONTNEED = 4  # MADV_DONTNEED of Linux
 _HEADER = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ \S+\s+(.*)$")
 
 
 class PageKeeper:
-    """Releases file pages every `step` bytes of packed weights.
+    """Releases file pages whenever a share of what was packed so far has come in.
+
+    A share, because looking at the mappings takes longer the more memory there is.
 
     Args:
-        step: the most file bytes that stay resident, about.
+        step: the fewest bytes between two releases.
     """
 
     def __init__(self, step: int = 64 << 20) -> None:
         self.step = step
-        self._since = 0
+        self.start()
+
+    def start(self) -> None:
+        """Another model starts to load."""
+        self._total = self._since = 0
 
     def packed(self, nbytes: int) -> None:
         """Note that `nbytes` of checkpoint tensors have been packed."""
+        self._total += nbytes
         self._since += nbytes
-        if self._since >= self.step:
+        if self._since >= max(self.step, self._total // SHARE):
             self._since = 0
             release_file_pages()
 

@@ -16,7 +16,7 @@ from hetero.models.config import METHOD, HeteroConfig
 from hetero.models.experts import HeteroExperts, replace_experts, replace_module
 from hetero.models.linear import HeteroLinear
 from hetero.models.mapped_files import own_parameters
-from hetero.models.streaming import Pack, owner, streamed
+from hetero.models.streaming import Pack, owner, pages, streamed
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +43,7 @@ class HeteroQuantizer(HfQuantizer):
 
     def _process_model_before_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> None:
         config = self.quantization_config
+        pages.start()
         experts = replace_experts(model, config.experts, config.group_size)
         if config.dense is not None:
             _replace_linears(model)
