@@ -47,5 +47,9 @@ class TrainingError(HeteroError, RuntimeError):
     """Training cannot go on: calls out of order, or gradients that stay non-finite."""
 
 
+class WrongResultError(HeteroError, ArithmeticError):
+    """A kernel computed something other than its reference."""
+
+
 class UnavailableError(HeteroError, RuntimeError):
     """A needed resource (package, file, device, instruction set) is not there."""

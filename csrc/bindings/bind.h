@@ -13,5 +13,6 @@ void bind_linear(nb::module_& module);
 void bind_attention(nb::module_& module);
 void bind_moe(nb::module_& module);
 void bind_sampling(nb::module_& module);
+void bind_probe(nb::module_& module);
 
 }  // namespace hetero

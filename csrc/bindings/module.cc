@@ -10,4 +10,5 @@ NB_MODULE(_C, module) {
   hetero::bind_attention(module);
   hetero::bind_moe(module);
   hetero::bind_sampling(module);
+  hetero::bind_probe(module);
 }

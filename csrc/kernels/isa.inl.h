@@ -1,5 +1,5 @@
 // The body of every isa_<name>.cc, which first includes its tile and vector headers (they define
-// `Tile` and `Vec`) and defines HETERO_ISA.
+// `Tile` and `Vec`) and defines HETERO_ISA, HETERO_VEC and HETERO_PEAK (the header of its peak).
 //
 // Everything here has internal linkage and no STL is used: a weak symbol (an inline function, a
 // template instance) compiled with -mavx512f could be chosen by the linker for code that runs on
@@ -16,6 +16,7 @@ using Vec = HETERO_VEC;
 #include "kernels/pack.inl.h"
 #include "kernels/rows.inl.h"
 #include "kernels/tiles.inl.h"
+#include HETERO_PEAK
 
 #define HETERO_JOIN_(a, b) a##b
 #define HETERO_JOIN(a, b) HETERO_JOIN_(a, b)

@@ -7,4 +7,5 @@
 // clang-format on
 #define HETERO_ISA amx
 #define HETERO_VEC VecAvx512
+#define HETERO_PEAK "kernels/peak_amx.h"
 #include "kernels/isa.inl.h"

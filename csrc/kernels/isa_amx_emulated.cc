@@ -7,4 +7,5 @@
 // clang-format on
 #define HETERO_ISA amx_emulated
 #define HETERO_VEC VecScalar
+#define HETERO_PEAK "kernels/peak_amx.h"
 #include "kernels/isa.inl.h"

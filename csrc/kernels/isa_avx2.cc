@@ -2,4 +2,5 @@
 #include "kernels/vec_avx2.h"
 #define HETERO_ISA avx2
 #define HETERO_VEC VecAvx2
+#define HETERO_PEAK "kernels/peak_fma.h"
 #include "kernels/isa.inl.h"

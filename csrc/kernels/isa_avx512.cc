@@ -2,4 +2,5 @@
 #include "kernels/vec_avx512.h"
 #define HETERO_ISA avx512
 #define HETERO_VEC VecAvx512
+#define HETERO_PEAK "kernels/peak_fma.h"
 #include "kernels/isa.inl.h"

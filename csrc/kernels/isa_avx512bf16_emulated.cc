@@ -7,4 +7,5 @@
 // clang-format on
 #define HETERO_ISA avx512bf16_emulated
 #define HETERO_VEC VecScalar
+#define HETERO_PEAK "kernels/peak_bf16dot.h"
 #include "kernels/isa.inl.h"
