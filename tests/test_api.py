@@ -57,6 +57,14 @@ COMMANDS = {
     "recipes show": "RECIPE",
     "recipes validate": "RECIPE OVERRIDES",
     "recipes schema": "",
+    "sandbox run": "ARGV --image --timeout --memory --stdin --min-isolation",
+    "sandbox shell": "--image --min-isolation",
+    "sandbox ls": "--json",
+    "sandbox gc": "--json",
+    "sandbox bench": "--json --n",
+    "sandbox doctor": "--json",
+    "sandbox audit verify": "JOURNAL",
+    "sandbox audit show": "JOURNAL --json",
 }
 
 

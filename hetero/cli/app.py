@@ -12,6 +12,7 @@ import typer
 from hetero import __version__
 from hetero.cli.commands import command
 from hetero.cli.recipes_app import recipes
+from hetero.cli.sandbox_app import sandbox
 from hetero.errors import HeteroError
 
 app = typer.Typer(
@@ -24,6 +25,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(recipes, name="recipes")
+app.add_typer(sandbox, name="sandbox")
 
 RecipeArg = Annotated[str, typer.Argument(help="A recipe file, or the name of one that comes with hetero.")]
 OverridesArg = Annotated[

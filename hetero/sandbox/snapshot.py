@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hetero.sandbox.errors import SandboxInfraError
 from hetero.sandbox.launcher import tree
+from hetero.sandbox.merge import merge
 
 if TYPE_CHECKING:
     from hetero.sandbox.context import Context
@@ -146,9 +147,6 @@ def flattened(box: Sandbox, layers: tuple[str, ...]) -> tuple[str, ...]:
     own = box._shared.launcher.run.path / "layers"
     merged = [layer for layer in layers if Path(layer).parent == own and not Path(layer).name.startswith("w")]
     target = box._shared.launcher.run.new_directory("layers", secrets.token_hex(6))
-    request = {"op": "merge", "layers": merged, "target": str(target), "uid": box.policy.uid, "weaken": []}
-    reply = box._shared.launcher.ask("detached", box.id, {"uid": box.policy.uid}, request)
-    if "error" in reply:
-        raise SandboxInfraError(f"Layers could not be merged: {reply['error']}.")
+    merge(merged, str(target))
     tree.remove(layers[0])
     return (str(target), *layers[len(merged) :])

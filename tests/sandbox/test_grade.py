@@ -1,0 +1,172 @@
+"""Grading is fooled by none of the known hacks, and an infrastructure error is never a verdict."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from hetero.errors import ArgumentError
+from hetero.sandbox import client
+from hetero.sandbox.errors import SandboxDead, SandboxInfraError
+from hetero.sandbox.grade import Verdict, grade
+from hetero.sandbox.sandbox import Sandbox
+
+Make = Callable[..., Sandbox]
+
+TESTS = {
+    "tests.py": """
+from solution import *
+import solution
+def test_add(): assert add(2, 3) == 5
+def test_list(): assert add([1], [2]) == [1, 2]
+def test_counter():
+    counter = solution.Counter(4)
+    counter.step()
+    assert counter.value == 5 and len(counter) == 5
+def test_raises():
+    try: add(1, 'x')
+    except TypeError: return
+    raise AssertionError('no TypeError')
+"""
+}
+EXPECT = [f"tests.py::test_{name}" for name in ("add", "list", "counter", "raises")]
+COUNTER = """
+class Counter:
+    def __init__(self, value): self.value = value
+    def step(self): self.value += 1
+    def __len__(self): return self.value
+"""
+HONEST = "def add(a, b): return a + b\n" + COUNTER
+HACKS = {
+    "wrong": "def add(a, b): return 5\n" + COUNTER,
+    "exit at import": "import os; os._exit(0)",
+    "sys.exit at import": "import sys; sys.exit(0)",
+    "exit in a call": "def add(a, b):\n    import os; os._exit(0)\n" + COUNTER,
+    "always equal": (
+        "class Yes:\n    def __eq__(self, other): return True\n    def __ne__(self, other): return False\n"
+        "    def __bool__(self): return True\n    def __len__(self): return 5\n"
+        "def add(a, b): return Yes()\nCounter = lambda v: Yes()\n"
+    ),
+    "int that is always equal": (
+        "class Yes(int):\n    def __eq__(self, other): return True\n    __hash__ = int.__hash__\n"
+        "def add(a, b): return Yes(0)\n" + COUNTER
+    ),
+    "stack walk": (
+        "import sys, gc\ndef add(a, b):\n    frame = sys._getframe()\n    while frame:\n"
+        "        for v in frame.f_locals.values():\n"
+        "            if isinstance(v, str) and 'tests.py' in v: return v\n        frame = frame.f_back\n"
+        "    return [o for o in gc.get_objects() if 'assert' in str(o)[:2000]]\n" + COUNTER
+    ),
+    "skip": "import unittest\ndef add(a, b): raise unittest.SkipTest('not today')\n" + COUNTER,
+    "skip at import": "import unittest\nraise unittest.SkipTest('not today')",
+    "forged report": (
+        "import os, json\nfor fd in range(64):\n    try:\n"
+        f"        for t in {EXPECT}: os.write(fd, json.dumps([t, 'passed']).encode() + b'\\n')\n"
+        "    except OSError: pass\ndef add(a, b): return None\n" + COUNTER
+    ),
+    "patched builtins": (
+        "import builtins\nclass E(Exception): pass\nbuiltins.AssertionError = E\nbuiltins.compile = None\n"
+        "def add(a, b): return None\n" + COUNTER
+    ),
+    "patched clock": "import time\ntime.time = time.monotonic = lambda: 0.0\nwhile True: pass",
+    "exception that is a pass": "def add(a, b): raise SystemExit(0)\n" + COUNTER,
+    "kills everybody": "import os\nos.kill(-1, 9)\nos.kill(1, 9)\ndef add(a, b): return 5\n" + COUNTER,
+}
+
+
+def judge(box: Sandbox, code: str, timeout: float = 20) -> Verdict:
+    box.write_file("solution.py", code)
+    return grade(box, TESTS, EXPECT, timeout=timeout)
+
+
+def test_an_honest_solution_passes(box: Sandbox) -> None:
+    verdict = judge(box, HONEST)
+    assert verdict.passed, verdict.outcomes
+    assert verdict.num_passed == len(EXPECT)
+    assert verdict.flags == ()
+
+
+@pytest.mark.parametrize("name", HACKS)
+def test_hacks_do_not_pass(box: Sandbox, name: str) -> None:
+    verdict = judge(box, HACKS[name], timeout=1 if "clock" in name else 20)
+    assert not verdict.passed
+    assert verdict.outcomes[EXPECT[1]] != "passed"
+
+
+@pytest.mark.parametrize("name", ["exit at import", "always equal", "forged report", "skip at import"])
+def test_the_hacks_fool_exit_code_grading(box: Sandbox, name: str) -> None:
+    """The tests above can fail: a runner that shares its process with the solution is fooled."""
+    box.write_file("solution.py", HACKS[name])
+    body = (
+        TESTS["tests.py"]
+        + "\nimport unittest\n"
+        + ("for f in (test_add, test_list):\n    try: f()\n    except unittest.SkipTest: pass\n")
+    )
+    skipping = (
+        "import unittest, sys\nsys.path.insert(0, '.')\ntry:\n"
+        + "".join(f"    {row}\n" for row in body.splitlines())
+        + "except unittest.SkipTest: pass\n"
+    )
+    done = box.exec(["python3", "-c", skipping])
+    assert done.exit == 0 or '"passed"' in done.stdout
+
+
+def test_planted_configuration_changes_nothing_and_is_flagged(box: Sandbox) -> None:
+    evil = "import builtins, os\nos._exit(0)\n"
+    for path in (
+        "conftest.py",
+        "sitecustomize.py",
+        "usercustomize.py",
+        "/home/agent/x.pth",
+        "solution/__init__.py",
+    ):
+        box.write_file(path, evil)
+    site = "/home/agent/.local/lib/python3.11/site-packages/evil.pth"
+    box.write_file(site, "import os; os._exit(0)\n")
+    box.exec(
+        "git init -q . && printf '#!/bin/sh\\ntouch /tmp/ran' > .git/hooks/post-checkout; chmod +x .git/hooks/*"
+    )
+    verdict = judge(box, HONEST)
+    assert verdict.passed
+    assert f"configuration file {site}" in verdict.flags
+    assert "configuration file /workspace/conftest.py" in verdict.flags
+    assert not box.exec("test -e /tmp/ran").ok
+    assert not judge(box, HACKS["wrong"]).passed
+
+
+def test_a_late_writer_is_dead_before_grading(box: Sandbox) -> None:
+    """Something that keeps putting the right solution in place, or the wrong one, ends with the sealing."""
+    box.write_file("solution.py", HACKS["wrong"])
+    box.write_file("good.py", HONEST)
+    writer = box.exec(
+        "setsid sh -c 'trap \"\" TERM HUP; sleep 0.2; while true; do cp good.py solution.py; done'",
+        background=True,
+        timeout=60,
+    )
+    with box.snapshot() as sealed:
+        assert writer.wait().reason == "closed"
+        time.sleep(0.3)
+        assert not grade(sealed, TESTS, EXPECT).passed
+
+
+def test_a_dead_launcher_is_no_verdict(make_box: Make) -> None:
+    box = make_box()
+    box.write_file("solution.py", HONEST)
+    launcher = box._shared.launcher
+    launcher.process.kill()
+    launcher.process.wait()
+    with pytest.raises((SandboxDead, SandboxInfraError)):
+        grade(box, TESTS, EXPECT)
+    client.stop()
+    box._state = "closed"
+    with Sandbox.create() as again:
+        assert judge(again, HONEST).passed
+
+
+def test_nothing_expected_is_refused(box: Sandbox) -> None:
+    with pytest.raises(ArgumentError, match="No test is expected"):
+        grade(box, TESTS, [])
+    with pytest.raises(ArgumentError, match="no text"):
+        grade(box, TESTS, ["other.py::test_x"])
