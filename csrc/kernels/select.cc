@@ -23,7 +23,8 @@ const Isa kIsas[] = {
 std::string runnable_names() {
   std::string names;
   for (const Isa& isa : isas()) {
-    if (runs_here(isa)) names += (names.empty() ? "" : ", ") + std::string(isa.kernels->name);
+    if (runs_here(isa) && !isa.emulated)
+      names += (names.empty() ? "" : ", ") + std::string(isa.kernels->name);
   }
   return names;
 }
@@ -44,9 +45,9 @@ const KernelSet& select_kernels(const std::string& name) {
     if (match && runs_here(isa)) best = isa.kernels;
   }
   if (best == nullptr) {
-    throw std::runtime_error("instruction set '" + wanted +
-                             "' cannot run on this processor; use one of: " + runnable_names() +
-                             (name.empty() ? " (HETERO_ISA)" : ""));
+    throw std::runtime_error("instruction set '" + wanted + "'" +
+                             (name.empty() ? " (from HETERO_ISA)" : "") +
+                             " is unknown or not for this processor; it runs " + runnable_names());
   }
   return *best;
 }

@@ -31,7 +31,7 @@ def experts(
     """
     out = []
     for token in range(x.shape[0]):
-        total = torch.zeros_like(x[token])
+        total = 0.0 * x[token]
         for j, expert in enumerate(expert_ids[token].tolist()):
             if expert < 0:
                 continue
