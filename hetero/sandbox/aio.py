@@ -100,7 +100,7 @@ class AsyncSandbox:
         """Differences from the layers below."""
         return await threaded(self.sync.changes)
 
-    async def snapshot(self, mode: Any = "stop") -> Snapshot:
+    async def snapshot(self, mode: Any = "stop") -> Snapshot[Sandbox]:
         """Seal what was written."""
         return await threaded(self.sync.snapshot, mode)
 

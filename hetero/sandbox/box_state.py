@@ -10,10 +10,12 @@ from typing import Any, Literal
 
 from hetero.sandbox import isolation
 from hetero.sandbox.context import Context
-from hetero.sandbox.errors import SandboxDead
-from hetero.sandbox.image import Image
+from hetero.sandbox.errors import SandboxDead, SandboxInfraError
+from hetero.sandbox.image import Image, skeleton
+from hetero.sandbox.launcher import tree
 from hetero.sandbox.policy import Policy
 from hetero.sandbox.process import Process
+from hetero.sandbox.request import box_spec, group_limits
 
 State = Literal["live", "frozen", "hibernated", "closed"]
 
@@ -65,3 +67,46 @@ class BoxState:
     def _need(self, *states: str) -> None:
         if self._state not in states:
             raise SandboxDead(f"Sandbox {self.id} is {self._state}; this needs it {' or '.join(states)}.")
+
+    def _start(self, min_isolation: str = "ns") -> None:
+        """Make the box's processes over its layers and an empty upper one."""
+        shared, policy = self._shared, self.policy
+        run = shared.launcher.run
+        if self._isolation is None:
+            isolation.require(min_isolation, self.isolation)
+        lowest = skeleton(run, self.image, (*policy.writable, *policy.readable), policy.uid)
+        self._directory = run.new_directory("boxes", f"{self.id}-{secrets.token_hex(3)}")
+        spec = box_spec(
+            str(self._directory),
+            (*self._layers, lowest),
+            self.image,
+            policy,
+            self._weaken,
+        )
+        reply = shared.launcher.ask("create", self.id, group_limits(policy, self._weaken), spec)
+        if "error" in reply:
+            self._end_processes()
+            raise isolation.unavailable(reply["errno"], reply["error"])
+        self._state = "live"
+
+    def _end_processes(self) -> None:
+        """End the box's processes and forget its upper layer."""
+        try:
+            self._ask("close", {})
+        except (SandboxDead, SandboxInfraError):
+            if self._shared.launcher.process.poll() is None:
+                raise
+        if self._directory is not None:
+            tree.remove(str(self._directory))
+            self._directory = None
+
+    def close(self) -> None:
+        """End everything in the box and remove it. More than once does no harm."""
+        with self._lock:
+            if self._state == "closed":
+                return
+            if self._state != "hibernated":
+                self._end_processes()
+            self._state = "closed"
+            self._shared.release(self._layers)
+            self._log("close")

@@ -52,7 +52,7 @@ class Verdict:
 
 
 def grade(
-    source: Snapshot | Sandbox,
+    source: Snapshot[Sandbox] | Sandbox,
     tests: Mapping[str, str],
     expect: Sequence[str],
     *,
@@ -98,7 +98,7 @@ def grade(
     return Verdict(all(o == "passed" for o in outcomes.values()), outcomes, flags, ended)
 
 
-def fresh_fork(source: Snapshot | Sandbox) -> Sandbox:
+def fresh_fork(source: Snapshot[Sandbox] | Sandbox) -> Sandbox:
     """A new box over the sealed tree, where nothing of the agent runs."""
     if isinstance(source, Snapshot):
         return source.fork(1)[0]

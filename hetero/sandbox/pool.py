@@ -47,7 +47,7 @@ class Pool:
 
     def __init__(
         self,
-        image: Image | Snapshot | str | Path | None = None,
+        image: Image | Snapshot[Sandbox] | str | Path | None = None,
         policy: Policy | None = None,
         *,
         warm: tuple[int, int] = (2, 4),

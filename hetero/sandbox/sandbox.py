@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -11,11 +10,8 @@ from hetero.sandbox import isolation
 from hetero.sandbox.box_commands import BoxCommands
 from hetero.sandbox.box_files import BoxFiles
 from hetero.sandbox.context import context
-from hetero.sandbox.errors import SandboxDead, SandboxInfraError
-from hetero.sandbox.image import Image, as_image, skeleton, workspace_layer
-from hetero.sandbox.launcher import tree
+from hetero.sandbox.image import Image, as_image, workspace_layer
 from hetero.sandbox.policy import Policy
-from hetero.sandbox.request import box_spec, group_limits
 from hetero.sandbox.snapshot import Snapshot, seal
 
 Self = TypeVar("Self", bound="Sandbox")
@@ -63,28 +59,7 @@ class Sandbox(BoxFiles, BoxCommands):
         box._log("create")
         return box
 
-    def _start(self, min_isolation: str = "ns") -> None:
-        """Make the box's processes over its layers and an empty upper one."""
-        shared, policy = self._shared, self.policy
-        run = shared.launcher.run
-        if self._isolation is None:
-            isolation.require(min_isolation, self.isolation)
-        lowest = skeleton(run, self.image, (*policy.writable, *policy.readable), policy.uid)
-        self._directory = run.new_directory("boxes", f"{self.id}-{secrets.token_hex(3)}")
-        spec = box_spec(
-            str(self._directory),
-            (*self._layers, lowest),
-            self.image,
-            policy,
-            self._weaken,
-        )
-        reply = shared.launcher.ask("create", self.id, group_limits(policy, self._weaken), spec)
-        if "error" in reply:
-            self._end_processes()
-            raise isolation.unavailable(reply["errno"], reply["error"])
-        self._state = "live"
-
-    def snapshot(self, mode: Literal["stop", "frozen_copy"] = "stop") -> Snapshot:
+    def snapshot(self, mode: Literal["stop", "frozen_copy"] = "stop") -> Snapshot[Sandbox]:
         """Seal what has been written as a layer that boxes can be forked from.
 
         "stop" ends the box's commands and goes on over the new layer: exact, and its cost does not depend on
@@ -126,28 +101,6 @@ class Sandbox(BoxFiles, BoxCommands):
             else:
                 self._start()
             self._log("resume")
-
-    def _end_processes(self) -> None:
-        """End the box's processes and forget its upper layer."""
-        try:
-            self._ask("close", {})
-        except (SandboxDead, SandboxInfraError):
-            if self._shared.launcher.process.poll() is None:
-                raise
-        if self._directory is not None:
-            tree.remove(str(self._directory))
-            self._directory = None
-
-    def close(self) -> None:
-        """End everything in the box and remove it. More than once does no harm."""
-        with self._lock:
-            if self._state == "closed":
-                return
-            if self._state != "hibernated":
-                self._end_processes()
-            self._state = "closed"
-            self._shared.release(self._layers)
-            self._log("close")
 
     def __enter__(self: Self) -> Self:
         return self

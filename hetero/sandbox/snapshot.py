@@ -6,23 +6,21 @@ import secrets
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, TypeVar
 
+from hetero.sandbox.box_state import BoxState
 from hetero.sandbox.errors import SandboxInfraError
 from hetero.sandbox.launcher import tree
 from hetero.sandbox.merge import merge
 
-if TYPE_CHECKING:
-    from hetero.sandbox.context import Context
-    from hetero.sandbox.sandbox import Sandbox
-
+B = TypeVar("B", bound=BoxState)
 MOST_LAYERS = 48
 """Deeper stacks are flattened: opening files gets slow, and the options of a mount must fit on a page."""
 _AT_ONCE = 4
 
 
 @dataclass
-class Snapshot:
+class Snapshot(Generic[B]):
     """A sealed tree. Close it when no more boxes will be forked from it; boxes that were live on.
 
     Attributes:
@@ -33,14 +31,14 @@ class Snapshot:
 
     id: str
     layers: tuple[str, ...]
-    source: Sandbox
+    source: B
     closed: bool = field(default=False)
 
-    def fork(self, n: int = 1, **changes: Any) -> list[Sandbox]:
+    def fork(self, n: int = 1, **changes: Any) -> list[B]:
         """`n` new boxes over this tree. All are made, or none. `changes`: policy, labels."""
         if n <= 1:
             return [self._fork_one(changes) for _ in range(n)]
-        made: list[Sandbox] = []
+        made: list[B] = []
         errors: list[BaseException] = []
         with ThreadPoolExecutor(min(n, _AT_ONCE)) as threads:
             for future in [threads.submit(self._fork_one, changes) for _ in range(n)]:
@@ -55,9 +53,9 @@ class Snapshot:
             raise errors[0]
         return made
 
-    def _fork_one(self, changes: dict[str, Any]) -> Sandbox:
+    def _fork_one(self, changes: dict[str, Any]) -> B:
         source = self.source
-        shared: Context = source._shared
+        shared = source._shared
         box = type(source)(
             shared,
             source.image,
@@ -82,14 +80,14 @@ class Snapshot:
             self.closed = True
             self.source._shared.release(self.layers)
 
-    def __enter__(self) -> Snapshot:
+    def __enter__(self) -> Snapshot[B]:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
 
 
-def seal(box: Sandbox, mode: str, restart: bool = True) -> Snapshot:
+def seal(box: B, mode: str, restart: bool = True) -> Snapshot[B]:
     """Push the upper layer of `box` onto its layers. The box's lock is held."""
     shared = box._shared
     name = secrets.token_hex(6)
@@ -122,7 +120,7 @@ def seal(box: Sandbox, mode: str, restart: bool = True) -> Snapshot:
     return Snapshot(name, box._layers, box)
 
 
-def _copy_frozen(box: Sandbox, target: Path) -> None:
+def _copy_frozen(box: B, target: Path) -> None:
     """Copy the upper layer while every process of the box stands still."""
     box._shared.launcher.run.new_directory("layers", target.name)
     was_live = box.state == "live"
@@ -140,7 +138,7 @@ def _copy_frozen(box: Sandbox, target: Path) -> None:
                 process.set_frozen("thaw")
 
 
-def flattened(box: Sandbox, layers: tuple[str, ...]) -> tuple[str, ...]:
+def flattened(box: B, layers: tuple[str, ...]) -> tuple[str, ...]:
     """The same tree in fewer layers, when there are too many."""
     if len(layers) <= MOST_LAYERS:
         return layers
