@@ -132,6 +132,8 @@ def _sum(
     if not isinstance(axis, int) or not x.is_floating_point() or not 0 < x.shape[axis] <= SUM_LIMIT:
         return NotImplemented
     first, *others = (x if dtype is None else x.to(dtype)).unbind(axis)
+    if not others:
+        first = first.clone()  # a sum is never a view: Mixtral divides x by it in place
     for other in others:
         first = first + other
     return first.unsqueeze(axis) if keepdim else first

@@ -70,6 +70,25 @@ def test_gradients_reach_the_input() -> None:
     torch.testing.assert_close(*grads, rtol=0.03, atol=0.03)
 
 
+class Normalised(nn.Module):
+    """Divides in place by a sum, as Mixtral's router does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        best, _ = torch.topk(functional.softmax(x, dim=-1), 1, dim=-1)
+        best /= best.sum(dim=-1, keepdim=True)
+        return best
+
+
+def test_a_sum_of_one_term_is_no_view() -> None:
+    module = Normalised()
+    run_exactly(module)
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(4)).requires_grad_()
+    out = module(x)
+    out.sum().backward()
+    assert torch.equal(out, torch.ones(4, 1))
+    assert float(x.grad.abs().max()) < 1e-6
+
+
 def test_a_changed_weight_is_packed_again() -> None:
     router = Router(torch.float32)
     run_exactly(router)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from exact_cases import Case, built, cases, differences
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 
 from hetero.kernels.cpu import isas
 
@@ -38,7 +38,7 @@ def test_rollout_equals_training_in_plain_and_emulated_kernels(isa: str, case: C
 
 @pytest.mark.slow
 @pytest.mark.parametrize("isa", ISAS)
-@settings(max_examples=100, print_blob=True, **COMMON)
+@settings(max_examples=100, print_blob=True, phases=[Phase.explicit, Phase.reuse, Phase.generate], **COMMON)
 @given(case=cases())
 def test_rollout_equals_training_at_length(isa: str, case: Case) -> None:
     check(case, isa)
