@@ -3,11 +3,19 @@
 #pragma once
 
 #include "kernels/sweep.inl.h"
+#include "kernels/turned.inl.h"
 
 namespace hetero {
 namespace {
 
 constexpr int kColumns = 32;
+
+void pack_columns(const uint16_t* const* row_ptrs, int rows, int k, int k_pad, uint16_t* panel) {
+  for (int first = 0; first < kColumns; first += Turn::kSize) {
+    turn_rows(row_ptrs + first, rows - first, k, k_pad,
+              [&](int pair, Turn::I v) { Turn::store(panel + (pair * kColumns + first) * 2, v); });
+  }
+}
 
 // 32 floats in registers.
 template <class V>

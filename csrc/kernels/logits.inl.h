@@ -61,6 +61,27 @@ void sum_blocks(const float* weights, int n, float* sums) {
   }
 }
 
+int find_above(const float* x, int from, int n, float bound) {
+  for (int i = from; i < n; i += V::kLanes) {
+    const int count = n - i < V::kLanes ? n - i : V::kLanes;
+    auto v = get<V>(x + i, count);
+    if (count < V::kLanes) v = V::head(v, V::set1(bound), count);
+    if (!(V::hmax(v) > bound)) continue;
+    for (int j = i; j < i + count; ++j) {
+      if (x[j] > bound) return j;
+    }
+  }
+  return n;
+}
+
+void clear_below(float* x, int n, float least) {
+  const auto bound = V::set1(least);
+  sweep<V>(n, [&](int i, int count) {
+    const auto v = get<V>(x + i, count);
+    put<V>(x + i, V::select_gt(bound, v, V::zero(), v), count);
+  });
+}
+
 void logits_backward(const LogitRow& row, const float* x, float inverse_total, int target,
                      float gradient, float softcap, uint16_t* dx) {
   using F = typename V::F;

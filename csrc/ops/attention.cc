@@ -28,8 +28,8 @@ struct Scratch {
   const uint16_t** pointers;
 };
 
-// Asks for a panel of `values` bf16 that the next block will read: blocks lie scattered, so the processor does not see
-// them coming.
+// Asks for a panel of `values` bf16 that the next block will read: blocks lie scattered, so the
+// processor does not see them coming.
 void prefetch(const uint16_t* panel, int values) {
   for (int i = 0; i < values; i += 32) __builtin_prefetch(panel + i, 0, 2);
 }

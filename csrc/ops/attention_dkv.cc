@@ -119,9 +119,9 @@ void pack_queries(Context& context, const AttentionGrad& p, QueryPanels& panels,
       q[i] = p.q.at(tile.row + i, head);
       dout[i] = p.dout.at(tile.row + i, head);
     }
-    pack_dim_panel(q, tile.queries, p.shape.dim, to);
+    p.kernels.pack_columns(q, tile.queries, p.shape.dim, p.dim_pad, to);
     to += p.dim_pad * kKvBlock;
-    pack_dim_panel(dout, tile.queries, p.shape.v_dim, to);
+    p.kernels.pack_columns(dout, tile.queries, p.shape.v_dim, p.v_pad, to);
     to += p.v_pad * kKvBlock;
     pack_token_panels(p.kernels, q, tile.queries, p.shape.dim, to);
     to += p.dim_pad * kKvBlock;

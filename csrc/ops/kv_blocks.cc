@@ -36,15 +36,6 @@ struct BlockHash {
 
 }  // namespace
 
-void pack_dim_panel(const uint16_t* const* rows, int count, int dim, uint16_t* panel) {
-  const int pairs = round_up(dim, kPanel) / 2;
-  for (int n = 0; n < kKvBlock; ++n) {
-    for (int pair = 0; pair < pairs; ++pair) {
-      store_pair(panel + (pair * kKvBlock + n) * 2, n < count ? load_pair(rows[n], pair, dim) : 0);
-    }
-  }
-}
-
 void pack_token_panels(const KernelSet& kernels, const uint16_t* const* rows, int count, int dim,
                        uint16_t* panels) {
   for (int first = 0; first < dim; first += kPanel) {
@@ -89,7 +80,7 @@ void pack_blocks(Context& context, const KvPlan& plan, HeadRows x, int heads, in
     if (token_panels) {
       pack_token_panels(context.kernels(), rows, count, dim, out + task * size);
     } else {
-      pack_dim_panel(rows, count, dim, out + task * size);
+      context.kernels().pack_columns(rows, count, dim, round_up(dim, kPanel), out + task * size);
     }
   });
 }

@@ -25,8 +25,8 @@ struct HeadRows {
   }
 };
 
-// Packs up to 32 rows (null-free pointers) into a dim panel; missing rows and dimensions are zero.
-void pack_dim_panel(const uint16_t* const* rows, int count, int dim, uint16_t* panel);
+// Token panels of up to 32 rows; missing rows and dimensions are zero. (KernelSet::pack_columns
+// makes dim panels.)
 void pack_token_panels(const KernelSet& kernels, const uint16_t* const* rows, int count, int dim,
                        uint16_t* panels);
 

@@ -3,29 +3,40 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <vector>
+
+#include "kernels/kernel.h"
 
 namespace hetero {
 
 // Works on weights w = exp((logit - max) / temperature) in [0, 1], ordered from the largest down,
-// ties by ascending id. Instead of sorting a vocabulary it counts the weights in buckets of their
-// leading bits and sorts one bucket.
+// ties by ascending id. A vocabulary is never sorted: a heap finds the top k, and buckets of
+// leading bits the few tokens among which a mass is reached.
 class LogitFilter {
  public:
-  // Sets the weights of the tokens that are filtered out to 0.
-  void apply(float* weights, int n, int top_k, float top_p, float min_p) {
-    limit_ = {0.0f, n};  // of what is kept, the last in order
-    if ((top_k > 0 && top_k < n) || top_p < 1.0f) {
-      count(weights, n);
-      double mass = total_mass_;
-      if (top_k > 0 && top_k < n) mass = cut(weights, n, top_k, 2.0 * total_mass_);
-      if (top_p < 1.0f) cut(weights, n, n, top_p * mass);
+  // Sets the weights of the tokens that are filtered out to 0. `total` is the sum of all weights.
+  void apply(const KernelSet& kernels, float* weights, int n, double total, int top_k, float top_p,
+             float min_p) {
+    Token last{0.0f, n};  // of what is kept, the last in order
+    const bool limit_count = top_k > 0 && top_k < n;
+    if (limit_count) {
+      keep_largest(kernels, weights, n, top_k);
+      total = 0.0;
+      for (const Token& token : tokens_) total += token.weight;
+      last = tokens_.front();  // the heap's top is the least likely
     }
-    for (int i = 0; i < n; ++i) {
-      if (before(limit_, {weights[i], i}) || weights[i] < min_p) weights[i] = 0.0f;
+    if (top_p < 1.0f) {
+      const double target = std::max(top_p * total, 1e-300);  // at least one token
+      last = pass_mass(limit_count ? 0.0 : keep_around(weights, n, target), target);
     }
+    // A weight that equals the last one's is kept up to its id.
+    const int ties = std::min(n, last.id + 1);
+    kernels.clear_below(weights, ties, std::max(last.weight, min_p));
+    kernels.clear_below(weights + ties, n - ties,
+                        std::max(std::nextafter(last.weight, 2.0f), min_p));
   }
 
  private:
@@ -37,58 +48,77 @@ class LogitFilter {
     return a.weight > b.weight || (a.weight == b.weight && a.id < b.id);
   }
 
-  // Sign, exponent and four bits of the significand: 2033 buckets reach up to 1.
-  static constexpr int kBuckets = 2048;
-  static int bucket(float weight) {
-    uint32_t bits;
-    std::memcpy(&bits, &weight, sizeof(bits));
-    return static_cast<int>(bits >> 19);
+  // The k first in order, as a heap with the last of them on top.
+  void keep_largest(const KernelSet& kernels, const float* weights, int n, int k) {
+    tokens_.clear();
+    for (int i = 0; i < k; ++i) tokens_.push_back({weights[i], i});
+    std::make_heap(tokens_.begin(), tokens_.end(), before);
+    // Ids ascend, so a tie with the last comes behind it.
+    const auto next = [&](int from) {
+      return kernels.find_above(weights, from, n, tokens_.front().weight);
+    };
+    for (int i = next(k); i < n; i = next(i + 1)) {
+      std::pop_heap(tokens_.begin(), tokens_.end(), before);
+      tokens_.back() = {weights[i], i};
+      std::push_heap(tokens_.begin(), tokens_.end(), before);
+    }
   }
 
-  void count(const float* weights, int n) {
-    counts_.fill(0);
+  // The tokens among which the mass, summed in order, reaches the target: those whose weights share
+  // their leading bits. Returns the mass before them.
+  double keep_around(const float* weights, int n, double target) {
     masses_.fill(0.0);
+    for (int i = 0; i < n; ++i) masses_[leading_bits(weights[i])] += weights[i];
+    int bucket = kBuckets - 1;
+    double passed = 0.0;
+    for (; bucket > 0 && passed + masses_[bucket] < target; --bucket) passed += masses_[bucket];
+    while (masses_[bucket] == 0.0)
+      ++bucket;  // rounding kept the sum below the target: the last one
+    tokens_.clear();
     for (int i = 0; i < n; ++i) {
-      ++counts_[bucket(weights[i])];
-      masses_[bucket(weights[i])] += weights[i];
+      if (leading_bits(weights[i]) == bucket) tokens_.push_back({weights[i], i});
     }
-    total_mass_ = 0.0;
-    for (double mass : masses_) total_mass_ += mass;
+    return passed;
   }
 
-  // Walks down to the token at which `tokens` tokens or a mass of `target` are reached, whatever
-  // comes first, lowers the limit to it and returns the mass up to it.
-  double cut(const float* weights, int n, int tokens, double target) {
-    int b = kBuckets - 1, kept = 0;
-    double mass = 0.0;
-    for (; b > 0; --b) {
-      const bool passes = kept + counts_[b] < tokens && mass + masses_[b] < target;
-      if (counts_[b] > 0 && !passes) break;
-      kept += counts_[b];
-      mass += masses_[b];
-    }
-    sorted_.clear();
-    Token last = limit_;
-    for (int i = 0; i < n; ++i) {
-      if (bucket(weights[i]) == b) sorted_.push_back({weights[i], i});
-    }
-    std::sort(sorted_.begin(), sorted_.end(), before);
-    for (const Token& token : sorted_) {
-      if (before(limit_, token)) break;
-      mass += token.weight;
-      ++kept;
-      last = token;
-      if (kept >= tokens || mass >= target) break;
-    }
-    limit_ = last;
-    return mass;
+  // Exponent and four bits of the significand; 1 is in bucket 2032.
+  static constexpr int kBuckets = 2048;
+  static int leading_bits(float weight) {
+    return static_cast<int>(std::bit_cast<uint32_t>(weight) >> 19);
   }
 
-  Token limit_{};
-  std::array<int, kBuckets> counts_;
+  // The token with which the mass, summed in order from `passed` on, reaches the target.
+  Token pass_mass(double passed, double target) {
+    auto first = tokens_.begin(), end = tokens_.end();
+    while (end - first > 32) {
+      const Token pivot = middle(*first, first[(end - first) / 2], end[-1]);
+      const auto cut =
+          std::partition(first, end, [&](const Token& token) { return !before(pivot, token); });
+      double mass = passed;
+      for (auto it = first; it != cut; ++it) mass += it->weight;
+      // One of the three lies behind the pivot, which lies before the cut: the range shrinks.
+      if (mass >= target) {
+        end = cut;
+      } else {
+        passed = mass;
+        first = cut;
+      }
+    }
+    std::sort(first, end, before);
+    for (; first + 1 != end; ++first) {
+      passed += first->weight;
+      if (passed >= target) break;
+    }
+    return *first;
+  }
+
+  static Token middle(const Token& a, const Token& b, const Token& c) {
+    if (before(a, b)) return before(b, c) ? b : before(a, c) ? c : a;
+    return before(a, c) ? a : before(b, c) ? c : b;
+  }
+
+  std::vector<Token> tokens_;
   std::array<double, kBuckets> masses_;
-  double total_mass_ = 0.0;
-  std::vector<Token> sorted_;
 };
 
 }  // namespace hetero

@@ -90,7 +90,8 @@ void sample_row(const KernelSet& kernels, const SampleRows& rows, int64_t r, Scr
   }
   RowStats kept = stats;
   if (rows.top_k[r] > 0 || rows.top_p[r] < 1.0f || rows.min_p[r] > 0.0f) {
-    scratch.filter.apply(scratch.weights, rows.n, rows.top_k[r], rows.top_p[r], rows.min_p[r]);
+    scratch.filter.apply(kernels, scratch.weights, rows.n, stats.total, rows.top_k[r],
+                         rows.top_p[r], rows.min_p[r]);
     kernels.sum_blocks(scratch.weights, rows.n, scratch.sums);
     kept.total = total_of(scratch.sums, rows.n);
   }
