@@ -10,8 +10,8 @@ import torch
 from hetero import _C
 from hetero.errors import ShapeError
 from hetero.kernels.batch import KV_BLOCK, AttentionBatch, KVLayer
+from hetero.kernels.cpu.checks import checked
 from hetero.kernels.cpu.context import Context
-from hetero.kernels.cpu.tensors import expect
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +62,11 @@ class Problem:
         self.out_shape = (tokens, heads, v_dim)
         self.shape = _C.AttentionShape(tokens, heads, kv_heads, dim, v_dim)
         count = batch.num_segments
-        self.q_start = expect("q_start", batch.q_start, torch.int32, (count + 1,))
-        self.kv_len = expect("kv_len", batch.kv_len, torch.int32, (count,))
+        self.q_start = checked("q_start", batch.q_start, (count + 1,), torch.int32)
+        self.kv_len = checked("kv_len", batch.kv_len, (count,), torch.int32)
         self.segments = _C.Segments(count, self.q_start.data_ptr(), self.kv_len.data_ptr())
         sinks = options.sinks
-        self.sinks = None if sinks is None else expect("sinks", sinks.float(), torch.float32, (heads,))
+        self.sinks = None if sinks is None else checked("sinks", sinks.float(), (heads,), torch.float32)
         self.params = _C.AttentionParams(
             options.scale,
             options.window or 0,
@@ -82,8 +82,8 @@ def _rows(x: torch.Tensor) -> Any:
 def _training(batch: AttentionBatch) -> tuple[torch.Tensor, torch.Tensor]:
     if batch.kv_rows is None or batch.kv_start is None:
         raise ShapeError("attention needs the training layout: AttentionBatch.kv_rows and kv_start are None")
-    start = expect("kv_start", batch.kv_start, torch.int32, (batch.num_segments + 1,))
-    return expect("kv_rows", batch.kv_rows, torch.int32), start
+    start = checked("kv_start", batch.kv_start, (batch.num_segments + 1,), torch.int32)
+    return checked("kv_rows", batch.kv_rows, (None,), torch.int32), start
 
 
 def attention(c: Context, problem: Problem, batch: AttentionBatch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -153,10 +153,8 @@ def paged_attention(c: Context, problem: Problem, pool: KVLayer, batch: Attentio
     _check_pool(problem, pool)
     p, tokens = problem, problem.out_shape[0]
     tables = batch.block_tables
-    if tables.ndim != 2 or tables.shape[0] != batch.num_segments:
-        raise ShapeError(f"block_tables is {list(tables.shape)}; expected [{batch.num_segments}, max_blocks]")
-    tables = expect("block_tables", tables, torch.int32)
-    slots = expect("slots", batch.slots, torch.int64, (tokens,))
+    tables = checked("block_tables", tables, (batch.num_segments, None), torch.int32)
+    slots = checked("slots", batch.slots, (tokens,), torch.int64)
     out = torch.zeros(p.out_shape, dtype=torch.bfloat16)
     k_pool, v_pool, blocks = pool.k.data_ptr(), pool.v.data_ptr(), pool.num_blocks
     k, v = _rows(p.k), _rows(p.v)

@@ -26,3 +26,30 @@ def expect(
 def as_bf16(x: torch.Tensor) -> torch.Tensor:
     """x as a contiguous bf16 tensor (rounded to nearest even); x itself when it already is one."""
     return x.to(torch.bfloat16).contiguous()
+
+
+def checked(name: str, x: torch.Tensor, shape: tuple[int | None, ...], *dtypes: torch.dtype) -> torch.Tensor:
+    """x, contiguous, after `expect`: what may be passed by address."""
+    expect(name, x, shape, *dtypes)
+    return x.contiguous()
+
+
+def is_bf16(name: str, x: torch.Tensor) -> bool:
+    """Whether x is bf16 (True) or fp32 (False). Raises ShapeError when it is neither, or not on the CPU."""
+    if not x.is_cpu:
+        raise ShapeError(f"{name} is on {x.device}; this operation runs on the CPU: pass {name}.cpu()")
+    if x.dtype is torch.bfloat16:
+        return True
+    if x.dtype is torch.float32:
+        return False
+    raise ShapeError(f"{name} is {x.dtype}; expected bfloat16 or float32")
+
+
+def like(name: str, x: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """x, contiguous, in the dtype of `reference`. Raises ShapeError unless shape and device agree."""
+    if x.shape != reference.shape or x.device != reference.device:
+        raise ShapeError(
+            f"{name} has shape {list(x.shape)} on {x.device}; "
+            f"expected {list(reference.shape)} on {reference.device}"
+        )
+    return x.to(reference.dtype).contiguous()

@@ -9,8 +9,8 @@ import torch
 
 from hetero import _C
 from hetero.errors import ShapeError
+from hetero.kernels.cpu.checks import checked, is_bf16, like
 from hetero.kernels.cpu.context import Context
-from hetero.kernels.cpu.tensors import expect, is_bf16, like
 
 KINDS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "sigmoid": 4, "swiglu_oss": 5}
 """Numbers of the activations in the extension (`Activation` in csrc/kernels/row_types.h)."""
@@ -123,7 +123,7 @@ def topk_ids(c: Context, x: torch.Tensor, k: int) -> torch.Tensor:
     n = x.shape[-1]
     if not 1 <= k <= n:
         raise ShapeError(f"topk of {n} values with k = {k}; expected 1 <= k <= {n}")
-    x = expect("x", x.float(), torch.float32)
+    x = checked("x", x.float(), tuple(x.shape), torch.float32)
     ids = torch.empty((*x.shape[:-1], k), dtype=torch.int64)
     _C.topk(c.handle, x.data_ptr(), ids.data_ptr(), x.numel() // n, n, k)
     return ids

@@ -8,8 +8,8 @@ import torch
 
 from hetero import _C
 from hetero.errors import ShapeError
+from hetero.kernels.cpu.checks import checked
 from hetero.kernels.cpu.context import Context
-from hetero.kernels.cpu.tensors import expect
 
 
 class TokenStats(NamedTuple):
@@ -83,15 +83,15 @@ def sample(
     if logits.ndim != 2 or logits.shape[1] < 1:
         raise ShapeError(f"logits has shape {list(logits.shape)}; expected [B, V]")
     rows, n = logits.shape
-    logits = expect("logits", logits, torch.float32)
+    logits = checked("logits", logits, (rows, n), torch.float32)
     if keys.dtype is torch.int64:
         keys = keys.view(torch.uint64)
-    keys = expect("keys", keys, torch.uint64, (rows, 4))
+    keys = checked("keys", keys, (rows, 4), torch.uint64)
     options = [
-        expect("temperature", temperature.float(), torch.float32, (rows,)),
-        expect("top_p", top_p.float(), torch.float32, (rows,)),
-        expect("top_k", top_k.int(), torch.int32, (rows,)),
-        expect("min_p", min_p.float(), torch.float32, (rows,)),
+        checked("temperature", temperature.float(), (rows,), torch.float32),
+        checked("top_p", top_p.float(), (rows,), torch.float32),
+        checked("top_k", top_k.int(), (rows,), torch.int32),
+        checked("min_p", min_p.float(), (rows,), torch.float32),
     ]
     for name, x, low, high in (
         ("temperature", options[0], 0.0, float("inf")),

@@ -14,10 +14,10 @@ from torch.autograd.function import once_differentiable
 
 from hetero.errors import ShapeError
 from hetero.kernels.cpu import sampling
+from hetero.kernels.cpu.checks import checked
 from hetero.kernels.cpu.context import Context, context
 from hetero.kernels.cpu.linear import LinearGrads, PackedLora, linear, linear_backward
 from hetero.kernels.cpu.packed import PackedWeight
-from hetero.kernels.cpu.tensors import expect
 from hetero.kernels.ops.lora import LoraFactors
 
 CHUNK_BYTES = 32 << 20
@@ -182,7 +182,7 @@ def token_logprobs(
         ShapeError: shapes, dtypes, devices or values are not as above.
     """
     num_tokens = hidden.shape[0]
-    targets = expect("targets", targets, torch.int64, (num_tokens,))
+    targets = checked("targets", targets, (num_tokens,), torch.int64)
     if num_tokens and (int(targets.min()) < 0 or int(targets.max()) >= head.n):
         raise ShapeError(f"targets hold {targets.min()} to {targets.max()}; expected ids in [0, {head.n})")
     scale = torch.as_tensor(temperature, dtype=torch.float32).expand(num_tokens).contiguous()
