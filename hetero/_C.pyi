@@ -35,10 +35,34 @@ def topk(c: Context, x: int, ids: int, rows: int, n: int, k: int) -> None: ...
 # These take tensors themselves: contiguous, on the CPU; packed weights are flat.
 def pack(context: Context, weight: Tensor, packed: Tensor) -> None: ...
 def unpack(context: Context, packed: Tensor, weight: Tensor) -> None: ...
+
+class Format:
+    def __init__(self, name: str, group: int = 0) -> None: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def group(self) -> int: ...
+    def panel_bytes(self, k_pad: int) -> int: ...
+
+def formats() -> list[str]: ...
+def quantize(
+    context: Context, format: Format, weight: Tensor, least_squares: bool, packed: Tensor
+) -> None: ...
+def pack_codes(
+    context: Context,
+    format: Format,
+    codes: Tensor,
+    scales: Tensor,
+    minima: Tensor | None,
+    scale_rows: int,
+    packed: Tensor,
+) -> None: ...
+def dequantize(context: Context, format: Format, packed: Tensor, weight: Tensor) -> None: ...
 def linear(
     context: Context,
     x: Tensor,
     weight: Tensor,
+    format: Format | None,
     bias: Tensor | None,
     lora_a: Tensor | None,
     lora_b: Tensor | None,
@@ -51,6 +75,7 @@ def linear_backward(
     context: Context,
     dout: Tensor,
     weight: Tensor,
+    format: Format | None,
     x: Tensor,
     lora_a: Tensor | None,
     lora_b: Tensor | None,
@@ -137,6 +162,7 @@ class Experts:
         intermediate: int,
         gate_up: Tensor,
         down: Tensor,
+        format: Format | None,
         gate_up_bias: Tensor | None,
         down_bias: Tensor | None,
         gate: Gate,

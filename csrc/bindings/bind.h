@@ -8,6 +8,7 @@ namespace hetero {
 namespace nb = nanobind;
 
 void bind_context(nb::module_& module);
+void bind_formats(nb::module_& module);
 void bind_rows(nb::module_& module);
 void bind_linear(nb::module_& module);
 void bind_attention(nb::module_& module);

@@ -58,7 +58,7 @@ struct LoraArgs {
   const LowRank* get() const { return value ? &*value : nullptr; }
 };
 
-void forward(Context& context, Array<const uint16_t, 2> x, Flat weight,
+void forward(Context& context, Array<const uint16_t, 2> x, Flat weight, const Format* format,
              std::optional<Array<const float, 1>> bias, std::optional<Flat> lora_a,
              std::optional<Flat> lora_b, std::optional<Array<uint16_t, 2>> xa, int rank,
              float scale, const Out& out_array) {
@@ -67,14 +67,18 @@ void forward(Context& context, Array<const uint16_t, 2> x, Flat weight,
   const LoraArgs lora(lora_a, lora_b, xa, rank, scale, n, k, x.shape(0));
   HETERO_CHECK(x.shape(0) == out.rows, "x and out differ in rows");
   HETERO_CHECK(!bias || bias->shape(0) == n, "bias has the wrong size");
-  const Linear args{
-      x.data(), x.shape(0), matrix_of(weight, n, k), bias ? bias->data() : nullptr, lora.get(),
-      out.data, out.dtype};
+  const Linear args{x.data(),
+                    x.shape(0),
+                    matrix_of(weight, n, k, 1, format),
+                    bias ? bias->data() : nullptr,
+                    lora.get(),
+                    out.data,
+                    out.dtype};
   nb::gil_scoped_release release;
   linear(context, args);
 }
 
-void backward(Context& context, Array<const uint16_t, 2> dout, Flat weight,
+void backward(Context& context, Array<const uint16_t, 2> dout, Flat weight, const Format* format,
               Array<const uint16_t, 2> x, std::optional<Flat> lora_a, std::optional<Flat> lora_b,
               std::optional<Array<uint16_t, 2>> xa, int rank, float scale,
               const std::optional<Out>& dx_array, std::optional<Array<float, 2>> da,
@@ -82,7 +86,7 @@ void backward(Context& context, Array<const uint16_t, 2> dout, Flat weight,
   const int n = static_cast<int>(dout.shape(1)), k = static_cast<int>(x.shape(1));
   const int64_t rows = dout.shape(0);
   const LoraArgs lora(lora_a, lora_b, xa, rank, scale, n, k, rows);
-  LinearBackward args{dout.data(), rows, matrix_of(weight, n, k), lora.get(), x.data()};
+  LinearBackward args{dout.data(), rows, matrix_of(weight, n, k, 1, format), lora.get(), x.data()};
   HETERO_CHECK(!lora.get() || x.shape(0) == rows, "x and dout differ in rows");
   HETERO_CHECK(!da || (lora.get() && da->shape(0) == rank && da->shape(1) == k),
                "da has the wrong shape");
@@ -107,12 +111,13 @@ void bind_linear(nb::module_& module) {
   module.def("pack", &pack<float>, nb::arg("context"), nb::arg("weight"), nb::arg("packed"));
   module.def("unpack", &unpack, nb::arg("context"), nb::arg("packed"), nb::arg("weight"));
   module.def("linear", &forward, nb::arg("context"), nb::arg("x"), nb::arg("weight"),
-             nb::arg("bias").none(), nb::arg("lora_a").none(), nb::arg("lora_b").none(),
-             nb::arg("xa").none(), nb::arg("rank"), nb::arg("scale"), nb::arg("out"));
+             nb::arg("format").none(), nb::arg("bias").none(), nb::arg("lora_a").none(),
+             nb::arg("lora_b").none(), nb::arg("xa").none(), nb::arg("rank"), nb::arg("scale"),
+             nb::arg("out"));
   module.def("linear_backward", &backward, nb::arg("context"), nb::arg("dout"), nb::arg("weight"),
-             nb::arg("x"), nb::arg("lora_a").none(), nb::arg("lora_b").none(), nb::arg("xa").none(),
-             nb::arg("rank"), nb::arg("scale"), nb::arg("dx").none(), nb::arg("da").none(),
-             nb::arg("db").none());
+             nb::arg("format").none(), nb::arg("x"), nb::arg("lora_a").none(),
+             nb::arg("lora_b").none(), nb::arg("xa").none(), nb::arg("rank"), nb::arg("scale"),
+             nb::arg("dx").none(), nb::arg("da").none(), nb::arg("db").none());
 }
 
 }  // namespace hetero

@@ -5,6 +5,7 @@ NB_MODULE(_C, module) {
   // The default context lives until the process ends.
   nanobind::set_leak_warnings(false);
   hetero::bind_context(module);
+  hetero::bind_formats(module);
   hetero::bind_rows(module);
   hetero::bind_linear(module);
   hetero::bind_attention(module);

@@ -11,9 +11,11 @@ namespace hetero {
 
 using Flat = Array<const uint16_t, 1>;  // packed panels
 
-// `e` packed [n, k] matrices back to back.
-inline Matrix matrix_of(const Flat& data, int n, int k, int64_t e = 1) {
-  const Matrix matrix{data.data(), n, k};
+// `e` packed [n, k] matrices back to back; format null: bf16.
+template <class T>
+inline Matrix matrix_of(const Array<T, 1>& data, int n, int k, int64_t e = 1,
+                        const Format* format = nullptr) {
+  const Matrix matrix{data.data(), n, k, format};
   HETERO_CHECK(n > 0 && k > 0 && data.size() == e * static_cast<int64_t>(matrix.size()),
                "packed weight of ", data.size(), " values is not ", e, " packed [", n, ", ", k,
                "]");

@@ -28,7 +28,7 @@ bool request_amx() {
 uint32_t detect() {
   uint32_t a, b, c, d;
   if (!__get_cpuid(1, &a, &b, &c, &d)) return kNoFeature;
-  const bool has_fma = bit(c, 12), has_osxsave = bit(c, 27);
+  const bool has_fma = bit(c, 12) && bit(c, 29), has_osxsave = bit(c, 27);  // FMA and F16C
   if (!has_osxsave || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return kNoFeature;
   const uint64_t states = enabled_states();
   const bool ymm = (states & 0x6) == 0x6, zmm = (states & 0xe6) == 0xe6;

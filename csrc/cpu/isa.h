@@ -7,7 +7,7 @@ namespace hetero {
 
 enum CpuFeature : uint32_t {
   kNoFeature = 0,
-  kAvx2 = 1u << 0,        // AVX2 and FMA
+  kAvx2 = 1u << 0,        // AVX2, FMA and F16C
   kAvx512 = 1u << 1,      // AVX-512 F, BW, DQ, VL
   kAvx512Bf16 = 1u << 2,  // VDPBF16PS
   kAmx = 1u << 3,         // AMX-TILE and AMX-BF16, with the kernel's permission for the tile state

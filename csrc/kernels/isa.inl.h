@@ -12,6 +12,7 @@ using Vec = HETERO_VEC;
 }  // namespace
 }  // namespace hetero
 
+#include "kernels/coded.inl.h"
 #include "kernels/gemm.inl.h"
 #include "kernels/pack.inl.h"
 #include "kernels/rows.inl.h"

@@ -4,6 +4,7 @@
 #include "kernels/turn_scalar.h"
 #include "kernels/tile_amx.h"
 #include "kernels/vec_scalar.h"
+#include "kernels/codes_scalar.h"
 // clang-format on
 #define HETERO_ISA amx_emulated
 #define HETERO_VEC VecScalar

@@ -1,3 +1,4 @@
+#include "kernels/codes_avx512.h"
 #include "kernels/tile_avx512.h"
 #include "kernels/vec_avx512.h"
 #define HETERO_ISA avx512

@@ -4,6 +4,7 @@
 #include "kernels/turn_avx512.h"
 #include "kernels/tile_avx512bf16.h"
 #include "kernels/vec_avx512.h"
+#include "kernels/codes_avx512.h"
 // clang-format on
 #define HETERO_ISA avx512bf16
 #define HETERO_VEC VecAvx512

@@ -4,6 +4,7 @@
 #include "kernels/turn_scalar.h"
 #include "kernels/tile_avx512bf16.h"
 #include "kernels/vec_scalar.h"
+#include "kernels/codes_scalar.h"
 // clang-format on
 #define HETERO_ISA avx512bf16_emulated
 #define HETERO_VEC VecScalar

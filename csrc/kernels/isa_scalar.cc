@@ -1,3 +1,4 @@
+#include "kernels/codes_scalar.h"
 #include "kernels/tile_scalar.h"
 #include "kernels/vec_scalar.h"
 #define HETERO_ISA scalar

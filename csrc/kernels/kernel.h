@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "formats/format.h"
 #include "kernels/row_types.h"
 
 namespace hetero {

@@ -36,25 +36,30 @@ inline int pair_at(int j) {
   return 2 * lane + (position < 2 ? position : Turn::kSize / 2 + position - 2);
 }
 
-void repair(const uint16_t* packed, int num_panels, int k_pad, int k_block, uint16_t* panel) {
+// One square of a panel, [16 pairs of K][32 columns][2] -> [16 pairs of columns][32 of K][2].
+inline void repair_square(const uint16_t* from, uint16_t* panel) {
   constexpr int kSize = Turn::kSize, kPairs = kPanel / 2;
+  for (int n = 0; n < kPanel; n += kSize) {
+    for (int pair = 0; pair < kPairs; pair += kSize) {
+      Turn::I square[kSize];
+      for (int j = 0; j < kSize; ++j) {
+        square[j] = Turn::load(from + ((pair + pair_at(j)) * kPanel + n) * 2);
+      }
+      Turn::transpose(square);
+      for (int j = 0; j < kSize; j += 2) {
+        uint16_t* to = panel + (n + j) * kPanel + 4 * pair;
+        Turn::store(to, Turn::low16(square[j], square[j + 1]));
+        Turn::store(to + 2 * kSize, Turn::high16(square[j], square[j + 1]));
+      }
+    }
+  }
+}
+
+void repair(const uint16_t* packed, int num_panels, int k_pad, int k_block, uint16_t* panel) {
   const size_t panel_size = static_cast<size_t>(k_pad) * kPanel;
   const uint16_t* from = packed + static_cast<size_t>(k_block) * kPanel * kPanel;
   for (int p = 0; p < num_panels; ++p, from += panel_size, panel += kPanel * kPanel) {
-    for (int n = 0; n < kPanel; n += kSize) {
-      for (int pair = 0; pair < kPairs; pair += kSize) {
-        Turn::I square[kSize];
-        for (int j = 0; j < kSize; ++j) {
-          square[j] = Turn::load(from + ((pair + pair_at(j)) * kPanel + n) * 2);
-        }
-        Turn::transpose(square);
-        for (int j = 0; j < kSize; j += 2) {
-          uint16_t* to = panel + (n + j) * kPanel + 4 * pair;
-          Turn::store(to, Turn::low16(square[j], square[j + 1]));
-          Turn::store(to + 2 * kSize, Turn::high16(square[j], square[j + 1]));
-        }
-      }
-    }
+    repair_square(from, panel);
   }
 }
 

@@ -17,6 +17,9 @@ struct Tile {
   static constexpr int kTileRows = 16;
   static constexpr int kMaxRows = 2 * kTileRows;
 
+  static constexpr bool kFloats = false;
+  static constexpr bool kInPieces = false;  // two tiles of rows lie k_pad apart
+
   static void enter() { Amx::configure(); }
   static void leave() { Amx::release(); }
 

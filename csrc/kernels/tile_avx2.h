@@ -13,6 +13,9 @@ namespace {
 struct Tile {
   static constexpr int kMaxRows = 6;
 
+  static constexpr bool kFloats = true;    // the packed form is fp32 [k_pad][rows]
+  static constexpr bool kInPieces = true;  // pieces of K may be multiplied one after the other
+
   static void enter() {}
   static void leave() {}
 

@@ -14,6 +14,9 @@ namespace {
 struct Tile {
   static constexpr int kMaxRows = 12;
 
+  static constexpr bool kFloats = false;
+  static constexpr bool kInPieces = true;
+
   static void enter() {}
   static void leave() {}
 

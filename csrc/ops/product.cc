@@ -117,7 +117,7 @@ class Multiplication {
       }
       workspace.tiles = op_.take<float>(tile * group_);
       if (most_extra > 0) workspace.low_rank = op_.take<float>(tile);
-      if (direction_ == Direction::kTransposed) {
+      if (direction_ == Direction::kTransposed || products_[0].main.matrix.format != nullptr) {
         workspace.panel =
             op_.take<uint16_t>(static_cast<size_t>(std::max(depth_, most_extra)) * kPanel);
       }
@@ -156,25 +156,34 @@ class Multiplication {
     }
   }
 
-  const uint16_t* panel_of(const Matrix& matrix, int tile, const Workspace& workspace) const {
-    if (direction_ == Direction::kForward) {
-      return matrix.data + static_cast<size_t>(tile) * matrix.k_pad() * kPanel;
+  // Rows times one tile of a matrix.
+  void multiply_tile(const Matrix& matrix, const void* rows, int num_rows, int tile,
+                     uint16_t* panel, float* c) const {
+    const KernelSet& kernels = context_.kernels();
+    const int depth = depth_of(matrix, direction_), panels = matrix.n_pad() / kPanel;
+    const uint16_t* own = matrix.data + matrix.panel_size() * tile;
+    if (direction_ == Direction::kForward && matrix.format != nullptr) {
+      kernels.gemm_coded(rows, num_rows, depth, *matrix.format,
+                         reinterpret_cast<const std::byte*>(own), panel, c, kPanel);
+      return;
     }
-    context_.kernels().repair(matrix.data, matrix.n_pad() / kPanel, matrix.k_pad(), tile,
-                              workspace.panel);
-    return workspace.panel;
+    if (direction_ == Direction::kTransposed && matrix.format != nullptr) {
+      kernels.repair_coded(*matrix.format, matrix.codes(), panels, matrix.k_pad(), tile, panel);
+    } else if (direction_ == Direction::kTransposed) {
+      kernels.repair(matrix.data, panels, matrix.k_pad(), tile, panel);
+    }
+    kernels.gemm(rows, num_rows, depth, direction_ == Direction::kForward ? own : panel, c, kPanel,
+                 false);
   }
 
   void compute(const Product& product, const Workspace& workspace, int tile, int which,
                float* c) const {
-    const KernelSet& kernels = context_.kernels();
-    kernels.gemm(workspace.main, product.num_rows, depth_,
-                 panel_of(product.main.matrix, tile, workspace), c, kPanel, false);
+    multiply_tile(product.main.matrix, workspace.main, product.num_rows, tile, workspace.panel, c);
     const Matrix& extra = product.extra[which].matrix;
     if (extra.data == nullptr) return;
-    kernels.gemm(workspace.extra[which], product.num_rows, depth_of(extra, direction_),
-                 panel_of(extra, tile, workspace), workspace.low_rank, kPanel, false);
-    kernels.add_scaled(workspace.low_rank, product.scale, c, product.num_rows * kPanel);
+    multiply_tile(extra, workspace.extra[which], product.num_rows, tile, workspace.panel,
+                  workspace.low_rank);
+    context_.kernels().add_scaled(workspace.low_rank, product.scale, c, product.num_rows * kPanel);
   }
 
   Context& context_;

@@ -9,16 +9,22 @@
 
 namespace hetero {
 
-// A packed weight [N, K]: panels [N/32][K/2][32][2] bf16, both padded with zeros.
+// A packed weight [N, K]: panels [N/32][K/2][32][2] bf16, both padded with zeros, or coded panels.
 struct Matrix {
   const uint16_t* data = nullptr;
   int n = 0;
   int k = 0;
+  const Format* format = nullptr;  // null: bf16
 
   int n_pad() const { return (n + kPanel - 1) / kPanel * kPanel; }
   int k_pad() const { return (k + kPanel - 1) / kPanel * kPanel; }
-  size_t size() const { return static_cast<size_t>(n_pad()) * k_pad(); }  // elements
-  Matrix at(int64_t index) const { return {data + index * static_cast<int64_t>(size()), n, k}; }
+  // Elements of data in one panel, and in the matrix.
+  size_t panel_size() const {
+    return format != nullptr ? panel_bytes(*format, k_pad()) / sizeof(uint16_t)
+                             : static_cast<size_t>(kPanel) * k_pad();
+  }
+  size_t size() const { return panel_size() * (n_pad() / kPanel); }
+  const std::byte* codes() const { return reinterpret_cast<const std::byte*>(data); }
 };
 
 // kForward: y = x W^T, tiles are 32 of N, rows have k values. kTransposed: dx = dy W, tiles are 32

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hetero.errors import ModelError, ShapeError
 from hetero.experts.store import ExpertStore, PackedStack
+from hetero.formats import BF16, Packing
 
 PARTS = {"gate_up_proj": "gate_up", "down_proj": "down"}
 """Names of the fused weight tensors in Transformers, and ours."""
@@ -70,12 +71,12 @@ class ExpertLayout:
 class StoreBuilder:
     """Packs tensors of one layer's experts as they arrive; holds at most one unpacked expert of its own."""
 
-    def __init__(self, layout: ExpertLayout, format: str = "bf16", group_size: int | None = None) -> None:
+    def __init__(self, layout: ExpertLayout, packing: Packing = BF16) -> None:
         e, h, i = layout.num_experts, layout.hidden_size, layout.intermediate_size
         self.layout = layout
         self.stacks = {
-            "gate_up": PackedStack(e, 2 * i, h, format, group_size, parts=2),
-            "down": PackedStack(e, h, i, format, group_size),
+            "gate_up": PackedStack(e, 2 * i, h, packing, parts=2),
+            "down": PackedStack(e, h, i, packing),
         }
         self.biases: dict[str, Tensor] = {}
 

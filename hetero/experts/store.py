@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hetero.errors import ShapeError
-from hetero.formats import FORMATS
+from hetero.formats import BF16, Packing, packing
 from hetero.kernels import ops
 from hetero.kernels.cpu import PackedExperts, PackedWeight
 
@@ -16,7 +16,7 @@ from hetero.kernels.cpu import PackedExperts, PackedWeight
 class PackedStack:
     """A `PackedWeight` of E matrices [N, K] that is filled one matrix at a time; gate and up have parts=2.
 
-    Raises: ShapeError for an unknown format or a matrix of another shape.
+    Raises: ShapeError for a matrix of another shape, or weights that `packing` cannot hold.
     """
 
     def __init__(
@@ -24,18 +24,11 @@ class PackedStack:
         e: int,
         n: int,
         k: int,
-        format: str = "bf16",
-        group_size: int | None = None,
+        packing: Packing = BF16,
         *,
         parts: int = 1,
     ) -> None:
-        if format not in FORMATS:
-            raise ShapeError(f"{format!r} is not a weight format; hetero has {', '.join(FORMATS)}")
-        if group_size is not None and not FORMATS[format].group_size:
-            raise ShapeError(
-                f"format {format!r} has no scales, so group_size={group_size} means nothing; drop it"
-            )
-        self._shape, self._parts = (e, n, k), parts
+        self._shape, self._parts, self._packing = (e, n, k), parts, packing
         self._packed: PackedWeight | None = None
         self._filled = [False] * e
 
@@ -44,7 +37,7 @@ class PackedStack:
         """The stack, allocated when it is first needed: a model that loads layer by layer grows layer by
         layer."""
         if self._packed is None:
-            self._packed = PackedWeight.empty(*self._shape, parts=self._parts)
+            self._packed = PackedWeight.empty(*self._shape, parts=self._parts, packing=self._packing)
         return self._packed
 
     def put(self, index: int, weight: Tensor) -> None:
@@ -71,6 +64,7 @@ class ExpertStore:
         down: [E, H, I].
         gate_up_bias, down_bias: fp32 [E, 2I] and [E, H], or None.
         activation, limit, alpha: how gate and up combine (see `hetero.kernels.ops.gated_activation`).
+        format: name of the weight format.
         packed: the same as the kernels take it.
 
     Raises: ShapeError when the sizes do not fit together.
@@ -94,7 +88,7 @@ class ExpertStore:
         self.down_bias = _bias("down_bias", down_bias, down)
         self.limit = limit
         self.alpha = alpha
-        self.format = "bf16"
+        self.format = gate_up.packing.format.name
         self.packed = PackedExperts(
             gate_up,
             down,
@@ -113,6 +107,8 @@ class ExpertStore:
         format: str = "bf16",
         *,
         group_size: int | None = None,
+        symmetric: bool | None = None,
+        scale_search: str = "max",
         activation: str = "silu",
         gate_up_bias: Tensor | None = None,
         down_bias: Tensor | None = None,
@@ -121,16 +117,19 @@ class ExpertStore:
     ) -> ExpertStore:
         """Pack gate_up [E, 2I, H] (gate rows first) and down [E, H, I]; bf16 or fp32, left untouched.
 
+        format, group_size, symmetric and scale_search are described at `hetero.formats.packing`.
+
         Raises: ShapeError.
         """
         if gate_up.ndim != 3 or down.ndim != 3:
             raise ShapeError(
                 f"expected [E, 2I, H] and [E, H, I], got {tuple(gate_up.shape)}, {tuple(down.shape)}"
             )
+        how = packing(format, group_size, symmetric, scale_search)
         packed = []
         for stack, parts in ((gate_up, 2), (down, 1)):
             e, n, k = stack.shape
-            target = PackedStack(e, n, k, format, group_size, parts=parts)
+            target = PackedStack(e, n, k, how, parts=parts)
             for index, weight in enumerate(stack):
                 target.put(index, weight)
             packed.append(target.packed)

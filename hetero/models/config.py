@@ -7,8 +7,8 @@ from typing import Any
 from transformers.quantizers.auto import register_quantization_config
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from hetero.errors import ModelError
-from hetero.formats import FORMATS
+from hetero.errors import ModelError, ShapeError
+from hetero.formats import Packing, packing
 
 METHOD = "hetero"
 """The name under which Transformers knows us: quantization method, experts and attention implementation."""
@@ -21,18 +21,37 @@ class HeteroConfig(QuantizationConfigMixin):
     Args:
         experts: weight format of the experts (a name of `hetero.formats.FORMATS`).
         dense: weight format of every dense linear layer of the decoder, or None to leave them to PyTorch.
-        group_size: weights per scale, for formats that have scales; None takes the format's own.
+        group_size, symmetric, scale_search: how the experts' scales are laid out and chosen, see
+            `hetero.formats.packing`; None takes the format's own.
 
     Raises: ModelError for a format that does not exist.
     """
 
     def __init__(
-        self, experts: str = "bf16", dense: str | None = None, group_size: int | None = None, **kwargs: Any
+        self,
+        experts: str = "bf16",
+        dense: str | None = None,
+        group_size: int | None = None,
+        symmetric: bool | None = None,
+        scale_search: str = "max",
+        **kwargs: Any,
     ) -> None:
         self.quant_method = METHOD  # type: ignore[assignment]
-        for what, value in (("experts", experts), ("dense", dense)):
-            if value is not None and value not in FORMATS:
-                raise ModelError(f"{what}={value!r} is not a weight format; hetero has {', '.join(FORMATS)}")
         self.experts = experts
         self.dense = dense
         self.group_size = group_size
+        self.symmetric = symmetric
+        self.scale_search = scale_search
+        try:
+            self.expert_packing()
+            self.dense_packing()
+        except ShapeError as error:
+            raise ModelError(str(error)) from None
+
+    def expert_packing(self) -> Packing:
+        """How to pack the experts."""
+        return packing(self.experts, self.group_size, self.symmetric, self.scale_search)
+
+    def dense_packing(self) -> Packing:
+        """How to pack the dense linears."""
+        return packing(self.dense or "bf16", scale_search=self.scale_search)

@@ -12,6 +12,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from hetero.errors import ModelError
 from hetero.experts.build import ExpertLayout, StoreBuilder
+from hetero.formats import Packing
 from hetero.kernels import ops, reference
 from hetero.models.config import METHOD
 
@@ -35,15 +36,13 @@ class HeteroExperts(nn.Module):
         lora: adapter factors of these experts, or None.
     """
 
-    def __init__(
-        self, layout: ExpertLayout, shapes: dict[str, tuple[int, ...]], format: str, group_size: int | None
-    ):
+    def __init__(self, layout: ExpertLayout, shapes: dict[str, tuple[int, ...]], packing: Packing):
         super().__init__()
         self.layout = layout
         self.num_experts = layout.num_experts
         self.store: ExpertStore | None = None
         self.lora: ops.ExpertLoraFactors | None = None
-        self._builder: StoreBuilder | None = StoreBuilder(layout, format, group_size)
+        self._builder: StoreBuilder | None = StoreBuilder(layout, packing)
         for name, shape in shapes.items():
             self.register_parameter(
                 name, nn.Parameter(torch.empty(shape, device="meta"), requires_grad=False)
@@ -165,11 +164,11 @@ def replace_module(model: nn.Module, name: str, new: nn.Module) -> None:
     setattr(model.get_submodule(parent), child, new)
 
 
-def replace_experts(model: nn.Module, format: str, group_size: int | None) -> list[str]:
+def replace_experts(model: nn.Module, packing: Packing) -> list[str]:
     """Put `HeteroExperts` in the place of every fused experts module; returns their names."""
     names = []
     for name, module in list(experts_modules(model)):
         shapes = {p: tuple(t.shape) for p, t in module.named_parameters(recurse=False)}
-        replace_module(model, name, HeteroExperts(read_layout(name, module), shapes, format, group_size))
+        replace_module(model, name, HeteroExperts(read_layout(name, module), shapes, packing))
         names.append(name)
     return names

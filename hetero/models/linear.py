@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from hetero.errors import ModelError, ShapeError
+from hetero.formats import BF16, Packing
 from hetero.kernels import ops
 from hetero.kernels.cpu import PackedWeight, pack
 
@@ -19,15 +20,19 @@ class HeteroLinear(nn.Module):
 
     Attributes:
         packed: the weight [N, K]; None until loading has finished.
+        packing: how `pack` packs it.
         bias: fp32 parameter [N], or None.
         lora: adapter of this layer, or None.
     """
 
-    def __init__(self, in_features: int, out_features: int, bias: bool, dtype: torch.dtype) -> None:
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool, dtype: torch.dtype, packing: Packing = BF16
+    ) -> None:
         super().__init__()
         self.in_features = in_features
         self.out_features = out_features
         self.packed: PackedWeight | None = None
+        self.packing = packing
         self.lora: ops.LoraFactors | None = None
         weight = torch.empty(out_features, in_features, dtype=dtype, device="meta")
         self.register_parameter("weight", nn.Parameter(weight, requires_grad=False))
@@ -37,14 +42,16 @@ class HeteroLinear(nn.Module):
             self.bias = nn.Parameter(placeholder, requires_grad=False)
 
     @classmethod
-    def like(cls, linear: nn.Linear) -> HeteroLinear:
+    def like(cls, linear: nn.Linear, packing: Packing = BF16) -> HeteroLinear:
         """An empty layer of the shape of `linear`."""
         bias = linear.bias is not None
-        return cls(linear.in_features, linear.out_features, bias, linear.weight.dtype)
+        return cls(linear.in_features, linear.out_features, bias, linear.weight.dtype, packing)
 
     def pack(self, weight: Tensor | PackedWeight) -> None:
         """Take the weight [N, K], packing it if it is not. Raises ShapeError."""
-        packed = weight if isinstance(weight, PackedWeight) else pack(weight.to("cpu", torch.bfloat16))
+        packed = weight
+        if not isinstance(packed, PackedWeight):
+            packed = pack(packed.to("cpu", torch.bfloat16), packing=self.packing)
         if (packed.e, packed.n, packed.k) != (1, self.out_features, self.in_features):
             want = (self.out_features, self.in_features)
             raise ShapeError(f"weight has shape {(packed.n, packed.k)}, expected {want}")

@@ -12,6 +12,7 @@ from transformers.quantizers.auto import register_quantizer
 from transformers.quantizers.base import HfQuantizer
 
 from hetero.errors import ModelError
+from hetero.formats import Packing
 from hetero.models.config import METHOD, HeteroConfig
 from hetero.models.experts import HeteroExperts, replace_experts, replace_module
 from hetero.models.linear import HeteroLinear
@@ -44,9 +45,9 @@ class HeteroQuantizer(HfQuantizer):
     def _process_model_before_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> None:
         config = self.quantization_config
         pages.start()
-        experts = replace_experts(model, config.experts, config.group_size)
+        experts = replace_experts(model, config.expert_packing())
         if config.dense is not None:
-            _replace_linears(model)
+            _replace_linears(model, config.dense_packing())
         if not experts and config.dense is None:
             logger.warning(
                 "%s has no routed experts, so HeteroConfig packs nothing; dense='bf16' packs a dense "
@@ -96,7 +97,7 @@ class HeteroQuantizer(HfQuantizer):
         return unpacked_state_dict(model), {}
 
 
-def _replace_linears(model: PreTrainedModel) -> None:
+def _replace_linears(model: PreTrainedModel, packing: Packing) -> None:
     """`HeteroLinear` for every plain linear of the decoder and for an untied head; modules in fp32 are left
     alone."""
     tied = set(model.all_tied_weights_keys)
@@ -106,7 +107,7 @@ def _replace_linears(model: PreTrainedModel) -> None:
         if type(module) is nn.Linear and f"{names[id(module)]}.weight" not in tied:
             if module.weight.dtype == torch.float32 and model.dtype != torch.float32:
                 continue
-            replace_module(model, names[id(module)], HeteroLinear.like(module))
+            replace_module(model, names[id(module)], HeteroLinear.like(module, packing))
 
 
 def unpacked_state_dict(model: nn.Module) -> dict[str, Tensor]:

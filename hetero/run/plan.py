@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from hetero.engine.params import parse_bytes
 from hetero.errors import ModelError
-from hetero.formats import FORMATS
+from hetero.formats import packing
 from hetero.kernels.batch import KV_BLOCK
 from hetero.models.builtin_config import builtin_config
 from hetero.models.experts import HeteroExperts, replace_experts
@@ -55,7 +55,7 @@ def memory_plan(recipe: Recipe) -> Plan:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     num_weights = sum(p.numel() for p in model.parameters())
-    replace_experts(model, recipe.model.experts, None)
+    replace_experts(model, packing(recipe.model.experts))
     experts = [module for module in model.modules() if isinstance(module, HeteroExperts)]
     text = config.get_text_config(decoder=True)
     num_adapter = adapter_size(model, recipe.lora)
@@ -132,7 +132,7 @@ def _pad(size: int) -> int:
 
 
 def _packed(n: int, k: int, name: str) -> int:
-    return FORMATS["bf16" if name == "torch" else name].nbytes(_pad(n), _pad(k))
+    return packing("bf16" if name == "torch" else name).nbytes(_pad(n), _pad(k))
 
 
 def _expert_bytes(module: HeteroExperts, name: str) -> int:

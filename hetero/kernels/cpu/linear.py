@@ -64,7 +64,7 @@ def linear(
         a, b, rank, scale = lora.a.data, lora.b.data, lora.a.n, lora.scale
         xa = torch.empty(x.shape[0], padded(rank), dtype=torch.bfloat16)
     handle = (ctx or context()).handle
-    _C.linear(handle, as_bf16(x), weight.data, bias, a, b, xa, rank, scale, out)
+    _C.linear(handle, as_bf16(x), weight.data, weight.format, bias, a, b, xa, rank, scale, out)
     return out, xa
 
 
@@ -93,5 +93,5 @@ def linear_backward(
             da, db = torch.zeros(rank, weight.k), torch.zeros(weight.n, rank)
     handle = (ctx or context()).handle
     x, dout = as_bf16(x), as_bf16(dout)
-    _C.linear_backward(handle, dout, weight.data, x, a, b, xa, rank, scale, dx, da, db)
+    _C.linear_backward(handle, dout, weight.data, weight.format, x, a, b, xa, rank, scale, dx, da, db)
     return LinearGrads(dx, da, db)

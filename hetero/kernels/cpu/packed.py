@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import mmap
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from hetero import _C
 from hetero.errors import ShapeError
+from hetero.formats import BF16, Packing
 from hetero.kernels.cpu.checks import expect
 from hetero.kernels.cpu.context import context
 
@@ -26,30 +28,33 @@ def padded(extent: int) -> int:
     return -(-extent // PANEL) * PANEL
 
 
-def _panels(size: int) -> torch.Tensor:
-    """Uninitialised memory for `size` bf16 elements.
+def _panels(size: int, dtype: torch.dtype) -> torch.Tensor:
+    """Uninitialised memory for `size` elements of two bytes.
 
     Large stacks get a mapping of their own, in huge pages where there are any: in the allocator's heap they
     would be strewn among the short-lived tensors of loading, whose holes no later stack fills.
     """
     if size < OWN_MAPPING:
-        return torch.empty(size, dtype=torch.bfloat16)
+        return torch.empty(size, dtype=dtype)
     memory = mmap.mmap(-1, 2 * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.bfloat16)
+    return torch.frombuffer(memory, dtype=dtype)
 
 
 @dataclass(slots=True, eq=False)
 class PackedWeight:
-    """E weights [N, K] (y = x W^T) in bf16 panels [E, N/32, K/2, 32, 2], padded with zeros.
+    """E weights [N, K] (y = x W^T) in panels, padded with zeros: bf16 [E, N/32, K/2, 32, 2], or codes and
+    scales as csrc/formats/format.h lays them out.
 
     Attributes:
         e, n, k: matrices in the stack (1 for a single weight), rows (outputs) and columns (inputs) of each.
-        data: the panels, one flat bf16 CPU tensor.
+        data: the panels, one flat CPU tensor: bf16, or 16-bit words of codes and scales.
         stacked: whether `unpack` gives [E, N, K] rather than [N, K].
         parts: equal runs of the N rows that are padded each on its own (gate and up: 2).
+        packing: the format and how its scales are chosen.
+        format: what the kernels need to know of the format; None for bf16.
     """
 
     e: int
@@ -58,6 +63,11 @@ class PackedWeight:
     data: torch.Tensor
     stacked: bool = False
     parts: int = 1
+    packing: Packing = BF16
+    format: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.format = _format(self.packing)
 
     @property
     def nbytes(self) -> int:
@@ -69,21 +79,24 @@ class PackedWeight:
         return self.parts * padded(self.n // self.parts)
 
     @classmethod
-    def empty(cls, e: int, n: int, k: int, *, stacked: bool = True, parts: int = 1) -> PackedWeight:
+    def empty(
+        cls, e: int, n: int, k: int, *, stacked: bool = True, parts: int = 1, packing: Packing = BF16
+    ) -> PackedWeight:
         """Uninitialised panels for `e` weights, to be filled one by one with `set`."""
         if min(e, n, k) < 1 or n % parts:
             raise ShapeError(
                 f"a packed weight needs positive sizes and N in {parts} equal parts, got E={e}, N={n}, K={k}"
             )
-        size = e * parts * padded(n // parts) * padded(k)
-        return cls(e, n, k, _panels(size), stacked, parts)
+        size = e * parts * padded(n // parts) // PANEL * _panel_size(packing, k)
+        dtype = torch.bfloat16 if packing == BF16 else torch.uint16
+        return cls(e, n, k, _panels(size, dtype), stacked, parts, packing)
 
     def set(self, index: int, weight: torch.Tensor) -> None:
         """Pack `weight` [N, K] (bf16, or fp32 rounded to nearest even) as matrix number `index`."""
         expect("weight", weight, (self.n, self.k), torch.bfloat16, torch.float32)
         if not 0 <= index < self.e:
             raise ShapeError(f"index is {index}; the stack has {self.e} matrices")
-        size = self.n_pad * padded(self.k)
+        size = self.n_pad // PANEL * _panel_size(self.packing, self.k)
         self._fill(weight.detach(), self.data[index * size : (index + 1) * size])
 
     def set_part(self, index: int, part: int, weight: torch.Tensor) -> None:
@@ -92,7 +105,7 @@ class PackedWeight:
         expect("weight", weight, (rows, self.k), torch.bfloat16, torch.float32)
         if not (0 <= index < self.e and 0 <= part < self.parts):
             raise ShapeError(f"part {part} of matrix {index}: the stack has {self.e} of {self.parts} parts")
-        size = padded(rows) * padded(self.k)
+        size = padded(rows) // PANEL * _panel_size(self.packing, self.k)
         start = (index * self.parts + part) * size
         self._fill(weight.detach(), self.data[start : start + size])
 
@@ -102,26 +115,49 @@ class PackedWeight:
         self._fill(weights.detach(), self.data)
 
     def unpack(self) -> torch.Tensor:
-        """The weight in plain row-major bf16: [N, K], or [E, N, K] for a stack."""
+        """The weight in plain row-major bf16, as the kernels compute with it: [N, K], or [E, N, K] for a
+        stack."""
         weight = torch.empty(self.e * self.parts, self.n // self.parts, self.k, dtype=torch.bfloat16)
-        _C.unpack(context().handle, self.data, weight)
+        if self.format is None:
+            _C.unpack(context().handle, self.data, weight)
+        else:
+            _C.dequantize(context().handle, self.format, self.data, weight)
         weight = weight.view(self.e, self.n, self.k)
         return weight if self.stacked else weight[0]
 
     def _fill(self, weights: torch.Tensor, piece: torch.Tensor) -> None:
         rows = self.n // self.parts
-        _C.pack(context().handle, weights.reshape(-1, rows, self.k).contiguous(), piece)
+        weights = weights.reshape(-1, rows, self.k).contiguous()
+        if self.format is None:
+            _C.pack(context().handle, weights, piece)
+            return
+        try:
+            search = self.packing.scale_search == "mse"
+            _C.quantize(context().handle, self.format, weights, search, piece)
+        except ValueError as error:
+            raise ShapeError(str(error)) from None
 
 
-def pack(weight: torch.Tensor, parts: int = 1) -> PackedWeight:
-    """Pack a CPU weight [N, K], or a stack [E, N, K], of bf16 or fp32 (rounded to nearest even).
+def _format(packing: Packing) -> Any:
+    return None if packing == BF16 else _C.Format(packing.format.name, packing.group_size)
+
+
+def _panel_size(packing: Packing, k: int) -> int:
+    """Elements of two bytes in one panel."""
+    format = _format(packing)
+    return PANEL * padded(k) if format is None else format.panel_bytes(padded(k)) // 2
+
+
+def pack(weight: torch.Tensor, parts: int = 1, packing: Packing = BF16) -> PackedWeight:
+    """Pack a CPU weight [N, K], or a stack [E, N, K], of bf16 or fp32: rounded to nearest even, or quantised.
 
     Raises:
-        ShapeError: wrong number of dimensions, another dtype, or an empty extent.
+        ShapeError: wrong number of dimensions, another dtype, an empty extent, or a weight that is not finite
+            and has to be quantised.
     """
     if weight.dim() not in (2, 3):
         raise ShapeError(f"weight is {list(weight.shape)}; expected [N, K] or [E, N, K]")
     stack = weight if weight.dim() == 3 else weight.unsqueeze(0)
-    packed = PackedWeight.empty(*stack.shape, stacked=weight.dim() == 3, parts=parts)
+    packed = PackedWeight.empty(*stack.shape, stacked=weight.dim() == 3, parts=parts, packing=packing)
     packed.fill(stack)
     return packed

@@ -1,0 +1,76 @@
+// Codes of one lane, and the contract of every Codes, which the decoders are written against:
+//   table(16 floats); pick(v, table): the entry that the low four bits of every word name
+//   load_words(p): a word of 32 bits per lane; shift<n>(v): every word to the right
+//   from_int8(p): a signed byte per lane; from_e4m3(p): a byte per lane, its value / 256
+//   scale_odd, scale_f16, scale_e8m0(p): see Scale in formats/format.h
+//   bump(v), bump_even(v): adds what makes truncation to bf16 round to nearest (ties upwards, to
+//   even) truncate(v): the upper half of every fp32 store_pairs(p, even, odd): truncates both and
+//   stores bf16 pairs (even, odd)
+#pragma once
+
+#include "base/dtype.h"
+#include "kernels/vec_scalar.h"
+
+namespace hetero {
+namespace {
+
+struct Codes {
+  using F = float;
+  using I = uint32_t;
+  using Table = const float*;
+
+  static Table table(const float* values) { return values; }
+  static I load_words(const void* p) {
+    uint32_t v;
+    memcpy(&v, p, sizeof(v));
+    return v;
+  }
+  template <int kBits>
+  static I shift(I v) {
+    return v >> kBits;
+  }
+  static F pick(I index, Table table) { return table[index & 15]; }
+  static F from_int8(const void* p) { return static_cast<float>(*static_cast<const int8_t*>(p)); }
+  static F from_e4m3(const void* p) {
+    const uint32_t byte = *static_cast<const uint8_t*>(p);
+    return half((byte & 0x80) << 8 | (byte & 0x7f) << 7);
+  }
+
+  static F scale_odd(const uint16_t* p) {
+    return float_of(static_cast<uint32_t>(*p) << 15 | 0x4000);
+  }
+  static F scale_f16(const uint16_t* p) { return half(*p); }
+  static F scale_e8m0(const uint8_t* p) { return float_of(static_cast<uint32_t>(*p) << 23); }
+
+  static F bump(F v) { return float_of(bits_of(v) + 0x8000); }
+  static F bump_even(F v) { return float_of(bits_of(v) + 0x7fff + ((bits_of(v) >> 16) & 1)); }
+  static F truncate(F v) { return float_of(bits_of(v) & 0xffff0000u); }
+  static void store_pairs(uint16_t* p, F even, F odd) {
+    p[0] = static_cast<uint16_t>(bits_of(even) >> 16);
+    p[1] = static_cast<uint16_t>(bits_of(odd) >> 16);
+  }
+  static void prefetch(const void*) {}
+
+ private:
+  static uint32_t bits_of(float v) {
+    uint32_t b;
+    memcpy(&b, &v, sizeof(b));
+    return b;
+  }
+  static float float_of(uint32_t b) {
+    float v;
+    memcpy(&v, &b, sizeof(v));
+    return v;
+  }
+  // Finite halves.
+  static float half(uint32_t h) {
+    const uint32_t sign = (h & 0x8000) << 16, rest = (h & 0x7fff) << 13;
+    constexpr uint32_t kOne = 113u << 23;  // 2^-14, the least normal half
+    const float value =
+        (h & 0x7c00) != 0 ? float_of(rest + (112u << 23)) : float_of(rest | kOne) - float_of(kOne);
+    return float_of(bits_of(value) | sign);
+  }
+};
+
+}  // namespace
+}  // namespace hetero
