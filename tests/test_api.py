@@ -52,6 +52,7 @@ COMMANDS = {
     "chat": f"MODEL --adapter --system --max-tokens {SAMPLING}",
     "eval": "RECIPE OVERRIDES --adapter --json",
     "report": "RUN",
+    "doctor": "MODEL --device --threads --json",
     "upcycle": "SOURCE OUT --experts --top-k --architecture --router-std --expert-noise --seed",
     "recipes list": "",
     "recipes show": "RECIPE",

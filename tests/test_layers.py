@@ -25,7 +25,7 @@ LAYERS: list[set[str]] = [
     {"recipe"},
     {"run"},
     {"loop"},
-    {"report", "bench"},
+    {"report", "bench", "doctor"},
     {"cli"},
 ]
 """Top to bottom. A module imports its own package and layers above; packages in one row do not import each

@@ -1,4 +1,4 @@
-"""The command line: `hetero rl | generate | chat | eval | recipes | report | upcycle`."""
+"""The command line: `hetero rl | generate | chat | eval | recipes | report | upcycle | bench | doctor`."""
 
 from __future__ import annotations
 

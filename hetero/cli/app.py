@@ -194,6 +194,24 @@ def bench(
     )
 
 
+@app.command()
+def doctor(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="A checkpoint directory, a Hub id, or 'quickstart'; by default a tiny random model."
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="As model.device of a recipe: auto, cpu or cuda.")] = "auto",
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of the kernels; default: one per core.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="JSON lines instead of a table.")] = False,
+) -> None:
+    """Check this machine and a model: exactness, adapter, cache, memory. Exit status 1 when one is red."""
+    command("doctor", model=model, device=device, threads=threads, as_json=json)
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"hetero {__version__}")
