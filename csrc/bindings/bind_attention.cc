@@ -24,7 +24,8 @@ void bind_attention(nb::module_& module) {
       .def("__init__", [](HeadRows* rows, Address data, int64_t row_stride, int64_t head_stride) {
         new (rows) HeadRows(head_rows(data, row_stride, head_stride));
       });
-  nb::class_<AttentionShape>(module, "AttentionShape").def(nb::init<int64_t, int, int, int, int>());
+  nb::class_<AttentionShape>(module, "AttentionShape")
+      .def(nb::init<int64_t, int64_t, int, int, int, int>());
   nb::class_<AttentionParams>(module, "AttentionParams")
       .def("__init__",
            [](AttentionParams* params, float scale, int window, float softcap, Address sinks) {
@@ -63,7 +64,7 @@ void bind_attention(nb::module_& module) {
         const KvBlocks kv{to<const uint16_t>(k_pool), to<const uint16_t>(v_pool),
                           to<const int32_t>(tables), nullptr, stride};
         check_segments(shape, segments);
-        check_paged(shape, segments, kv, num_blocks);
+        check_paged(segments, kv, params.window, num_blocks);
         attend_blocks(c, shape, q, segments, kv, params, to<uint16_t>(out), nullptr);
       },
       unlocked);
@@ -71,8 +72,8 @@ void bind_attention(nb::module_& module) {
       "write_kv",
       [](Context& c, const AttentionShape& shape, HeadRows k, HeadRows v, Address slots,
          Address k_pool, Address v_pool, int64_t num_blocks) {
-        check_slots(to<const int64_t>(slots), shape.tokens, num_blocks);
-        write_kv(c, k, v, to<const int64_t>(slots), shape.tokens, shape.kv_heads, shape.dim,
+        check_slots(to<const int64_t>(slots), shape.kv_tokens, num_blocks);
+        write_kv(c, k, v, to<const int64_t>(slots), shape.kv_tokens, shape.kv_heads, shape.dim,
                  shape.v_dim, to<uint16_t>(k_pool), to<uint16_t>(v_pool));
       },
       unlocked);

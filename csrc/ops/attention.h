@@ -10,7 +10,8 @@
 namespace hetero {
 
 struct AttentionShape {
-  int64_t tokens = 0;  // query rows
+  int64_t tokens = 0;     // query rows
+  int64_t kv_tokens = 0;  // key and value rows
   int heads = 0;
   int kv_heads = 0;
   int dim = 0;
@@ -62,8 +63,7 @@ struct TrainingRows {
 void check_segments(const AttentionShape& shape, const Segments& segments);
 void check_training(const AttentionShape& shape, const Segments& segments, const TrainingRows& rows,
                     int64_t num_rows);
-void check_paged(const AttentionShape& shape, const Segments& segments, const KvBlocks& kv,
-                 int64_t num_blocks);
+void check_paged(const Segments& segments, const KvBlocks& kv, int window, int64_t num_blocks);
 void check_slots(const int64_t* slots, int64_t tokens, int64_t num_blocks);
 
 void attention(Context& context, const AttentionShape& shape, HeadRows q, HeadRows k, HeadRows v,

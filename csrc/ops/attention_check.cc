@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "base/check.h"
 #include "ops/attention.h"
 
@@ -25,18 +27,19 @@ void check_training(const AttentionShape& shape, const Segments& segments, const
                  " to ", end, " of ", num_rows, " in kv_rows");
   }
   for (int64_t i = 0; i < num_rows; ++i) {
-    HETERO_CHECK(rows.kv_rows[i] >= 0 && rows.kv_rows[i] < shape.tokens, "kv_rows[", i, "] is ",
-                 rows.kv_rows[i], "; expected a row below ", shape.tokens);
+    HETERO_CHECK(rows.kv_rows[i] >= 0 && rows.kv_rows[i] < shape.kv_tokens, "kv_rows[", i, "] is ",
+                 rows.kv_rows[i], "; expected a row below ", shape.kv_tokens);
   }
 }
 
-void check_paged(const AttentionShape&, const Segments& segments, const KvBlocks& kv,
-                 int64_t num_blocks) {
+void check_paged(const Segments& segments, const KvBlocks& kv, int window, int64_t num_blocks) {
   for (int s = 0; s < segments.count; ++s) {
     const int64_t needed = (segments.kv_len[s] + kKvBlock - 1) / kKvBlock;
     HETERO_CHECK(needed <= kv.stride, "segment ", s, " has kv_len ", segments.kv_len[s],
                  " and needs ", needed, " blocks, but block_tables has ", kv.stride, " columns");
-    for (int64_t b = 0; b < needed; ++b) {
+    // What lies before the first query's window may have been given away.
+    const int first = segments.kv_len[s] - (segments.q_start[s + 1] - segments.q_start[s]);
+    for (int64_t b = window > 0 ? std::max(0, first - window + 1) / kKvBlock : 0; b < needed; ++b) {
       const int32_t block = kv.table(s)[b];
       HETERO_CHECK(block >= 0 && block < num_blocks, "block_tables[", s, ", ", b, "] is ", block,
                    "; the pool has ", num_blocks, " blocks");

@@ -180,7 +180,7 @@ void key_gradients(Context& context, const AttentionGrad& p, uint16_t* dk, uint1
   float* sums = op.take<float>(pad * context.num_threads());
   std::vector<Scratch> scratch = thread_scratch<Scratch>(context, op, p);
   const BlockUsers users(p.plan);
-  const RowPlaces places(p.plan, p.shape.tokens);
+  const RowPlaces places(p.plan, p.shape.kv_tokens);
   const int num_blocks = p.plan.num_blocks();
 
   for (int first = 0; first < p.shape.kv_heads; first += pass) {
@@ -193,7 +193,7 @@ void key_gradients(Context& context, const AttentionGrad& p, uint16_t* dk, uint1
                      dk_blocks + task * kKvBlock * p.dim_pad,
                      dv_blocks + task * kKvBlock * p.v_pad);
     });
-    context.parallel(p.shape.tokens, [&](int64_t row, int thread) {
+    context.parallel(p.shape.kv_tokens, [&](int64_t row, int thread) {
       for (int head = 0; head < heads; ++head) {
         const int64_t at = row * p.shape.kv_heads + first + head;
         float* sum = sums + thread * pad;

@@ -34,7 +34,7 @@ struct AttentionGrad {
 // dq [tokens, heads, dim].
 void query_gradients(Context& context, const AttentionGrad& p, uint16_t* dq);
 
-// dk [tokens, kv_heads, dim] and dv [tokens, kv_heads, v_dim].
+// dk [kv_tokens, kv_heads, dim] and dv [kv_tokens, kv_heads, v_dim].
 void key_gradients(Context& context, const AttentionGrad& p, uint16_t* dk, uint16_t* dv);
 
 }  // namespace hetero

@@ -135,6 +135,39 @@ def test_strided_inputs_equal_contiguous_ones(ctx: cpu.Context) -> None:
     assert torch.equal(ops.attention(*sliced, batch, **case.options()), want)
 
 
+def test_keys_may_have_rows_of_their_own(ctx: cpu.Context) -> None:
+    """Queries for the last 5 of 70 positions only: the last rows of the whole."""
+    case = Case()
+    inputs = [t.requires_grad_() for t in case.qkv(70)]
+    whole = ops.attention(*inputs, ops.AttentionBatch.packed([70]), **case.options())
+    dout = torch.zeros_like(whole)
+    dout[-5:] = torch.randn(5, *whole.shape[1:], generator=torch.Generator().manual_seed(1))
+    want = torch.autograd.grad(whole, inputs, dout)
+    batch = dataclasses.replace(
+        ops.AttentionBatch.packed([70]), q_start=torch.tensor([0, 5], dtype=torch.int32)
+    )
+    last = inputs[0].detach()[-5:].requires_grad_()
+    out = ops.attention(last, *inputs[1:], batch, **case.options())
+    assert torch.equal(out, whole[-5:])
+    dq, dk, dv = torch.autograd.grad(out, [last, *inputs[1:]], dout[-5:])
+    assert torch.equal(dq, want[0][-5:])
+    assert error(dk, want[1]) < 1e-2
+    assert error(dv, want[2]) < 1e-2
+
+
+def test_blocks_before_the_window_may_be_given_away(ctx: cpu.Context) -> None:
+    case = Case(window=40)
+    q, k, v = case.qkv(130)
+    tables, pool = tables_for([130], 8), poisoned_pool(case, 8)
+    ops.paged_attention(q[:129], k[:129], v[:129], pool, paged_batch(tables, [(0, 0, 129)]), **case.options())
+    tables[0, :2] = -1
+    out = ops.paged_attention(
+        q[129:], k[129:], v[129:], pool, paged_batch(tables, [(0, 129, 130)]), **case.options()
+    )
+    whole = ops.attention(q, k, v, ops.AttentionBatch.packed([130]), **case.options())
+    assert torch.equal(out, whole[129:])
+
+
 def test_extreme_scores_stay_finite(ctx: cpu.Context) -> None:
     case = Case(heads=2, kv_heads=1)
     q, k, v = (t * 100 for t in case.qkv(50))

@@ -48,19 +48,15 @@ class Problem:
                     "expected bfloat16 [T, heads, dim] on the CPU"
                 )
         tokens, heads, dim = q.shape
-        kv_heads, v_dim = k.shape[1], v.shape[2]
-        if (
-            k.shape != (tokens, kv_heads, dim)
-            or v.shape[:2] != (tokens, kv_heads)
-            or heads % max(1, kv_heads)
-        ):
+        kv_tokens, kv_heads, v_dim = v.shape
+        if k.shape != (kv_tokens, kv_heads, dim) or heads % max(1, kv_heads):
             raise ShapeError(
                 f"q is {list(q.shape)}, k is {list(k.shape)}, v is {list(v.shape)}; expected [T, Hq, D], "
-                "[T, Hkv, D] and [T, Hkv, Dv] with Hq a multiple of Hkv"
+                "[R, Hkv, D] and [R, Hkv, Dv] with Hq a multiple of Hkv"
             )
         self.q, self.k, self.v = (x if x.stride(2) == 1 else x.contiguous() for x in (q, k, v))
         self.out_shape = (tokens, heads, v_dim)
-        self.shape = _C.AttentionShape(tokens, heads, kv_heads, dim, v_dim)
+        self.shape = _C.AttentionShape(tokens, kv_tokens, heads, kv_heads, dim, v_dim)
         count = batch.num_segments
         self.q_start = checked("q_start", batch.q_start, (count + 1,), torch.int32)
         self.kv_len = checked("kv_len", batch.kv_len, (count,), torch.int32)
@@ -151,10 +147,10 @@ def paged_attention(c: Context, problem: Problem, pool: KVLayer, batch: Attentio
     if batch.block_tables is None or batch.slots is None:
         raise ShapeError("paged_attention needs AttentionBatch.block_tables and slots, which are None")
     _check_pool(problem, pool)
-    p, tokens = problem, problem.out_shape[0]
+    p = problem
     tables = batch.block_tables
     tables = checked("block_tables", tables, (batch.num_segments, None), torch.int32)
-    slots = checked("slots", batch.slots, (tokens,), torch.int64)
+    slots = checked("slots", batch.slots, (p.k.shape[0],), torch.int64)
     out = torch.zeros(p.out_shape, dtype=torch.bfloat16)
     k_pool, v_pool, blocks = pool.k.data_ptr(), pool.v.data_ptr(), pool.num_blocks
     k, v = _rows(p.k), _rows(p.v)

@@ -12,8 +12,12 @@ def expect(
 ) -> None:
     """Raise ShapeError unless the tensor has this shape (None: any extent), dtype and device."""
     got = tuple(tensor.shape)
-    fits = len(got) == len(shape) and all(w is None or g == w for g, w in zip(got, shape, strict=True))
-    if fits and (not dtypes or tensor.dtype in dtypes) and tensor.device.type == device:
+    # Every operation of every layer comes through here: the cheap comparisons first, `device` only if needed.
+    fits = got == shape or (
+        len(got) == len(shape) and all(w is None or g == w for g, w in zip(got, shape, strict=True))
+    )
+    placed = tensor.is_cpu if device == "cpu" else tensor.device.type == device
+    if fits and placed and (not dtypes or tensor.dtype in dtypes):
         return
     wanted = ", ".join("any" if extent is None else str(extent) for extent in shape)
     kinds = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes) or "any dtype"

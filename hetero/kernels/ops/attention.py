@@ -53,8 +53,8 @@ def attention(
     """Causal attention of every segment of the training layout.
 
     Args:
-        q: [T, Hq, D]; k: [T, Hkv, D]; v: [T, Hkv, Dv]; bf16 on the CPU, any stride in the first two axes.
-        batch: with kv_rows and kv_start.
+        q: [T, Hq, D]; k: [R, Hkv, D]; v: [R, Hkv, Dv]; bf16 on the CPU, any stride in the first two axes.
+        batch: with kv_rows (rows of k and v; in a training batch R = T, one axis for all) and kv_start.
         scale: factor on q . k.
         window: a query at position p sees positions p - window + 1 to p.
         softcap: scores become softcap * tanh(scores / softcap).
