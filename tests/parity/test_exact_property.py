@@ -23,14 +23,14 @@ def check(case: Case, isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", FAST)
-@settings(max_examples=8, derandomize=True, **COMMON)
+@settings(max_examples=6, derandomize=True, **COMMON)
 @given(case=cases())
 def test_rollout_equals_training(isa: str, case: Case) -> None:
     check(case, isa)
 
 
 @pytest.mark.parametrize("isa", SLOW)
-@settings(max_examples=3, derandomize=True, **COMMON)
+@settings(max_examples=2, derandomize=True, **COMMON)
 @given(case=cases())
 def test_rollout_equals_training_in_plain_and_emulated_kernels(isa: str, case: Case) -> None:
     check(case, isa)
