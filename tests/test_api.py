@@ -46,6 +46,11 @@ log.completions log.samples log.report
 """
 
 SAMPLING = "--temperature --top-p --top-k --min-p --seed"
+TIMED = "--repeats --seconds --rotate-gb --svg --json"
+MODEL = (
+    "MODEL --against --peer-dtype --peer-experts --sequences --prompt-tokens --new-tokens --pairs --repeats "
+    "--threads --json"
+)
 COMMANDS = {
     "rl": "RECIPE OVERRIDES --out --resume --dry-run",
     "generate": f"MODEL --prompt --adapter --system --raw --max-tokens {SAMPLING}",
@@ -66,6 +71,14 @@ COMMANDS = {
     "sandbox doctor": "--json",
     "sandbox audit verify": "JOURNAL",
     "sandbox audit show": "JOURNAL --json",
+    "bench machine": "--threads --json",
+    "bench moe": "--shape --format --tokens --threads --isa --backward --recompute --lora-rank --against "
+    + TIMED,
+    "bench linear": "--shape --format --tokens --threads --isa --backward --lora-rank --against " + TIMED,
+    "bench attention": "--shape --tokens --context --threads --isa --backward --against " + TIMED,
+    "bench decode": MODEL,
+    "bench prefill": MODEL,
+    "bench step": MODEL,
 }
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from hetero.errors import CapacityError
 
-ROTATED_BYTES = 2 * 10**9
-"""Bytes of weights that calls go through before the first ones come again."""
+MOST_COPIES = 1024
+"""Of a weight that is small: packing many takes longer than the benchmark."""
 
 SHARE = 0.7
 """Of the memory that is free now, the part that a benchmark may fill."""
@@ -23,7 +23,7 @@ def available_bytes() -> int:
     return max(0, min(limits))
 
 
-def num_copies(copy_bytes: int, build_bytes: int, at_least: int = ROTATED_BYTES) -> int:
+def num_copies(copy_bytes: int, build_bytes: int, at_least: int) -> int:
     """Copies of `copy_bytes` to rotate over when building them takes `build_bytes` besides.
 
     Raises:
@@ -36,7 +36,7 @@ def num_copies(copy_bytes: int, build_bytes: int, at_least: int = ROTATED_BYTES)
             f"{SHARE:.0%} of the free memory is {SHARE * available_bytes() / 1e9:.1f} GB; use a format with "
             "fewer bits, or give the shape by numbers with fewer experts (E=...)"
         )
-    return min(max(1, -(-at_least // copy_bytes)), room // copy_bytes)
+    return min(max(1, -(-at_least // copy_bytes)), room // copy_bytes, MOST_COPIES)
 
 
 def _meminfo(key: str) -> int:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from hetero import __version__
+from hetero.cli.bench_app import bench
 from hetero.cli.commands import command
 from hetero.cli.recipes_app import recipes
 from hetero.cli.sandbox_app import sandbox
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 app.add_typer(recipes, name="recipes")
 app.add_typer(sandbox, name="sandbox")
+app.add_typer(bench, name="bench")
 
 RecipeArg = Annotated[str, typer.Argument(help="A recipe file, or the name of one that comes with hetero.")]
 OverridesArg = Annotated[
@@ -157,40 +159,6 @@ def upcycle(
             "expert_noise": expert_noise,
             "seed": seed,
         },
-    )
-
-
-@app.command()
-def bench(
-    case: Annotated[str, typer.Argument(help="decode, prefill or step (training).")],
-    model: ModelArg = "quickstart",
-    against: Annotated[str | None, typer.Option(help="A peer to run in turn with us: transformers.")] = None,
-    peer_dtype: Annotated[str, typer.Option(help="The peer's dtype: bfloat16 or float32.")] = "bfloat16",
-    peer_experts: Annotated[
-        str, typer.Option(help="The peer's experts: grouped_mm or eager.")
-    ] = "grouped_mm",
-    sequences: Annotated[int, typer.Option(min=1, help="Sequences that run at once.")] = 64,
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of every prompt.")] = 64,
-    new_tokens: Annotated[int, typer.Option(min=1, help="Tokens after every prompt.")] = 32,
-    pairs: Annotated[int, typer.Option(min=1, help="Pairs of runs; the median ratio is reported.")] = 3,
-    repeats: Annotated[int, typer.Option(min=1, help="Repeats within a run; the best counts.")] = 2,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads of both sides; default: all cores.")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="JSON lines instead of a table.")] = False,
-) -> None:
-    """Measure decoding, prefill or training, paired with a peer on the same tokens."""
-    command(
-        "bench",
-        case=case,
-        model=model,
-        against=against,
-        peer={"dtype": peer_dtype, "experts": peer_experts},
-        num_pairs=pairs,
-        repeats=repeats,
-        threads=threads,
-        as_json=json,
-        sizes={"num_sequences": sequences, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens},
     )
 
 

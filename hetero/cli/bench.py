@@ -1,57 +1,67 @@
-"""`hetero bench`: run a case, paired against a peer if asked, and print JSON lines or a table."""
+"""`hetero bench machine | moe | linear | attention`: this machine, and kernels on it."""
 
 from __future__ import annotations
 
-import json
+from pathlib import Path
+from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+import torch
 
-from hetero.bench.paired import Peer, pairs
-from hetero.bench.workload import CASES, Workload
-from hetero.errors import RecipeError
+from hetero.bench import attention, linear, moe
+from hetero.bench.case import Settings
+from hetero.bench.machine import Machine
+from hetero.bench.roofline import roofline
+from hetero.bench.timing import Budget
+from hetero.cli.bench_table import show
+from hetero.errors import ArgumentError, UnavailableError
 from hetero.kernels import cpu
-from hetero.models.quickstart import resolve_model
 
-PEERS = ("transformers",)
+CASES = {"moe": moe.cases, "linear": linear.cases, "attention": attention.cases}
+PEERS = ("torch",)
 
 
 def run(
     *,
-    case: str,
-    model: str,
-    against: str | None,
-    peer: dict[str, str],
-    num_pairs: int,
-    repeats: int,
-    threads: int | None,
-    as_json: bool,
-    sizes: dict[str, int],
+    op: str | None = None,
+    wanted: dict[str, Any] | None = None,
+    tokens: str = "1",
+    isas: str | None = None,
+    threads: int | None = None,
+    repeats: int = 5,
+    seconds: float = 1.0,
+    svg: Path | None = None,
+    as_json: bool = False,
 ) -> None:
-    """Measure one case; `sizes` are fields of `Workload`, `peer` those of `Peer`."""
-    if case not in CASES:
-        raise RecipeError(f"the case is {case!r}; choose one of: {', '.join(CASES)}")
-    if against is not None and against not in PEERS:
-        raise RecipeError(f"--against is {against!r}; the peers are: {', '.join(PEERS)}")
-    records = pairs(
-        resolve_model(model),
-        Workload(case, **sizes),
-        Peer(**peer) if against else None,
-        num_pairs=num_pairs,
-        repeats=repeats,
-        threads=threads or cpu.context().threads,
+    """Measure the machine, then the cases of `op` if there is one; `wanted` are fields of `Settings`."""
+    torch.set_num_threads(1)  # its idle threads would take the cores from ours
+    names = tuple(name.strip() for name in isas.split(",")) if isas else ()
+    _check_isas(names)
+    wanted = wanted or {}
+    if wanted.get("against") not in (None, *PEERS):
+        raise ArgumentError(f"--against is {wanted['against']!r}; kernels have the peers {', '.join(PEERS)}")
+    budget = Budget(repeats, seconds)
+    settings = (
+        Settings(**wanted, tokens=parse_tokens(tokens), isas=names, budget=budget) if op is not None else None
     )
-    console, summary = Console(), {}
-    for summary in records:
-        if as_json:
-            console.out(json.dumps(summary), highlight=False)
-    if not as_json:
-        console.print(_table(summary))
+    machine = Machine.measure(threads, names)
+    lines = CASES[op](settings, machine) if op is not None and settings is not None else ()
+    records = show(machine.as_record(), lines, as_json)
+    if svg is not None:
+        svg.write_text(roofline(machine.as_record(), records), encoding="utf-8")
 
 
-def _table(summary: dict[str, object]) -> Table:
-    table = Table(title=f"hetero bench {summary['op']}")
-    for key in summary:
-        table.add_column(key)
-    table.add_row(*(f"{v:.4g}" if isinstance(v, float) else str(v) for v in summary.values()))
-    return table
+def parse_tokens(text: str) -> tuple[int, ...]:
+    """ "1,8,32" -> (1, 8, 32). Raises ArgumentError."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise ArgumentError(f"--tokens is {text!r}; expected positive numbers such as 1,8,32,2048")
+    return tuple(int(part) for part in parts)
+
+
+def _check_isas(names: tuple[str, ...]) -> None:
+    known = cpu.isas(emulated=True)
+    for name in names:
+        if name not in known:
+            raise UnavailableError(
+                f"instruction set {name!r} does not run here; here run {', '.join(cpu.isas())}"
+            )
