@@ -17,6 +17,7 @@ from hetero.formats import packing
 from hetero.kernels import cpu, ops, reference
 from hetero.kernels.ops import LoraFactors
 
+
 def cases(settings: Settings, machine: Machine) -> Iterator[dict[str, Any]]:
     """Check and time every (shape, instruction set, number of tokens).
 
