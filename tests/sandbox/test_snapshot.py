@@ -80,7 +80,8 @@ def test_freeze_stops_the_clock_and_the_writer(box: Sandbox) -> None:
 
 def test_hibernation_keeps_files_and_frees_processes(box: Sandbox) -> None:
     box.write_file("kept", "x")
-    process = box.exec(["sleep", "60"], background=True)
+    process = box.exec("echo begun; sleep 60", background=True)
+    assert next(iter(process)) == ("stdout", b"begun\n")  # one that has not begun yet finds its box dead
     box.pause("hibernate")
     assert process.wait().reason == "closed"
     pids = box._shared.launcher.ask("state", "")["ok"]["boxes"]

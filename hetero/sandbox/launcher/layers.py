@@ -17,7 +17,10 @@ _CLOCK_STEP_NS = 12_000_000
 
 def open_upper(first: int) -> int:
     """The upper layer of the box with that first process; before joining its namespaces."""
-    return os.open(f"/proc/{first}/fd/{UPPER}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return os.open(f"/proc/{first}/fd/{UPPER}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise OSError(3, "the box is gone") from None
 
 
 def changed_since(upper: int, begun_ns: int, limit: int) -> dict[str, Any]:
