@@ -103,10 +103,13 @@ def _points(xs: _Axis, ys: _Axis, points: Sequence[dict[str, Any]]) -> list[str]
         words = name.split(" ", 2)
         for row, word in enumerate(words):
             parts.append(_text(WIDTH - RIGHT + 30, y + 13 * row, word))
+        labels: dict[tuple[int, int], list[str]] = {}  # those of points that touch stand side by side
         for case in cases:
             x, y_case = xs(case["flops_per_byte"]), ys(case["tflops"])
             parts.append(f'<circle cx="{x:.1f}" cy="{y_case:.1f}" r="5" fill="{color}" fill-opacity="0.85"/>')
-            parts.append(_text(x + 8, y_case + 14, str(case["tokens"])))
+            near = (at for at in labels if abs(at[0] - x) < 16 and abs(at[1] - y_case) < 13)
+            labels.setdefault(next(near, (round(x), round(y_case))), []).append(str(case["tokens"]))
+        parts += [_text(x + 8, y + 14, ", ".join(tokens)) for (x, y), tokens in labels.items()]
     return parts
 
 

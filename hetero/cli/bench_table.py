@@ -10,8 +10,18 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-HIDDEN = {"op", "flops_per_byte", "ms_min", "ms_max", "rotated_gb", "forward_ms", "pairs", "threads"}
+HIDDEN = {
+    *("op", "threads", "flops_per_byte", "rotated_gb", "pairs", "repeats", "ms_min", "ms_max", "forward_ms"),
+    *("ratio_min", "ratio_max"),
+}
 """Fields that only JSON shows."""
+
+NAMES = {
+    "share_of_bandwidth": "of bandwidth",
+    "share_of_peak": "of peak",
+    "gbps": "GB/s",
+    "tflops": "TFLOP/s",
+}
 
 
 def show(machine: dict[str, Any], records: Iterable[dict[str, Any]], as_json: bool) -> list[dict[str, Any]]:
@@ -36,15 +46,29 @@ def show(machine: dict[str, Any], records: Iterable[dict[str, Any]], as_json: bo
 
 
 def table(records: list[dict[str, Any]]) -> Table:
-    """One row per record; columns that no record fills with anything but nothing are left out."""
+    """One row per record. What all records share stands in the title, what none has is left out."""
     columns = [key for key in dict.fromkeys(k for r in records for k in r) if key not in HIDDEN]
     columns = [key for key in columns if any(r.get(key) not in (None, False, 0) for r in records)]
-    made = Table(title=f"hetero bench {records[0]['op']}")
+    shared = [key for key in columns if _is_shared(key, records)]
+    title = ", ".join(_named(key, records[0][key]) for key in shared)
+    made = Table(title=f"hetero bench {records[0]['op']}: {title}".removesuffix(": "))
+    columns = [key for key in columns if key not in shared]
     for key in columns:
-        made.add_column(key.replace("share_of_", "of "), justify="right", overflow="fold")
+        made.add_column(NAMES.get(key, key), justify="right")
     for record in records:
         made.add_row(*(_cell(key, record.get(key)) for key in columns))
     return made
+
+
+def _is_shared(key: str, records: list[dict[str, Any]]) -> bool:
+    values = [record.get(key) for record in records]
+    return not isinstance(values[0], float) and key != "tokens" and all(v == values[0] for v in values)
+
+
+def _named(key: str, value: Any) -> str:
+    if value is True:
+        return key
+    return value if isinstance(value, str) and key != "peer" else f"{key} {value}"
 
 
 def _cell(key: str, value: Any) -> str:
@@ -52,4 +76,4 @@ def _cell(key: str, value: Any) -> str:
         return ""
     if key.startswith("share_of_"):
         return f"{value:.0%}"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
