@@ -46,8 +46,17 @@ FORMATS: dict[str, Format] = {
         Format("int8_asym", 8, 32, 32, _GROUPS),
         Format("int4", 4, 32, 16, _GROUPS),
         Format("int4_asym", 4, 32, 32, _GROUPS),
+        Format("fp8", 8, 128, 32, (128,), scale_rows=32),
+        Format("mxfp4", 4, 32, 8, (32,)),
+        Format("nf4", 4, 64, 16, _GROUPS),
+        Format("q8_0", 8, 32, 16, (32,), imported=True),
+        Format("q4_0", 4, 32, 16, (32,), imported=True),
+        Format("q4_1", 4, 32, 32, (32,), imported=True),
     )
 }
+
+LOADABLE = tuple(name for name, row in FORMATS.items() if not row.imported)
+"""Formats that a bf16 checkpoint can be loaded in."""
 
 SCALE_SEARCHES = ("max", "mse")
 

@@ -9,7 +9,7 @@
 namespace hetero {
 namespace {
 
-// C[kRows][32] with fp32 rows [k_pad][kRows]: the chains of fused multiply-adds of the fp32 tiles.
+// C[kRows][32] from fp32 rows [k_pad][kRows]: the chains of fused multiply-adds of the fp32 tiles.
 template <class Decoder, int kRows>
 inline void multiply_decoding(const float* a, int k_pad, const Format& format,
                               const std::byte* panel, float* c, int ldc) {
@@ -20,13 +20,11 @@ inline void multiply_decoding(const float* a, int k_pad, const Format& format,
     const float* values = a;
     for (int k = 0; k < k_pad; k += kPanel) {
       const std::byte* codes = panel + slab_bytes(format) * (k / kPanel);
-      if (column == 0) {
-        for (size_t byte = 0; byte < slab_bytes(format); byte += 64) {
-          Codes::prefetch(codes + byte + kAhead);
-        }
+      for (size_t byte = 0; column == 0 && byte < slab_bytes(format); byte += 64) {
+        Codes::prefetch(codes + byte + kAhead);
       }
       const Scales scales = load_scales(format, panel + scales_at(format, k_pad, k), column);
-      Decoder::slab(codes, column, table, scales, [&](const V::F* even, const V::F* odd) {
+      const auto add = [&](const V::F* even, const V::F* odd) {
         for (int parity = 0; parity < 2; ++parity, values += kRows) {
           const V::F* rough = parity == 0 ? even : odd;
           const V::F left = Decoder::kRough ? Codes::truncate(rough[0]) : rough[0];
@@ -37,7 +35,10 @@ inline void multiply_decoding(const float* a, int k_pad, const Format& format,
             sums[row][1] = V::fma(value, right, sums[row][1]);
           }
         }
-      });
+      };
+      for (int step = 0; step < kPanel; step += Decoder::kStep) {
+        Decoder::step(codes, step, column, table, scales, add);
+      }
     }
     for (int row = 0; row < kRows; ++row) {
       V::store(c + row * ldc + column, sums[row][0]);
@@ -46,49 +47,50 @@ inline void multiply_decoding(const float* a, int k_pad, const Format& format,
   }
 }
 
+// Rows times a panel that is decoded piece by piece into the first-level cache.
 template <class Decoder>
-inline bool multiply_few(const void* a, int rows, int k_pad, const Format& format,
-                         const std::byte* panel, float* c, int ldc) {
-  if constexpr (Tile::kFloats && V::kLanes > 1) {
-    const auto* values = static_cast<const float*>(a);
-    switch (rows) {
-      case 1:
-        multiply_decoding<Decoder, 1>(values, k_pad, format, panel, c, ldc);
-        return true;
-      case 2:
-        multiply_decoding<Decoder, 2>(values, k_pad, format, panel, c, ldc);
-        return true;
-      case 3:
-        multiply_decoding<Decoder, 3>(values, k_pad, format, panel, c, ldc);
-        return true;
-      case 4:
-        multiply_decoding<Decoder, 4>(values, k_pad, format, panel, c, ldc);
-        return true;
+inline void multiply_pieces(const void* a, int rows, int k_pad, const Format& format,
+                            const std::byte* panel, uint16_t* scratch, float* c, int ldc) {
+  const int piece = Tile::kInPieces ? kPiece : k_pad;
+  for (int first = 0; first < k_pad; first += piece) {
+    const int count = k_pad - first < piece ? k_pad - first : piece;
+    decode_slabs<Decoder>(format, panel, k_pad, first, count, scratch);
+    const char* from = static_cast<const char*>(a);
+    float* to = c;
+    for (int left = rows; left > 0;) {
+      const int block = Tile::block_rows(left);
+      Tile::multiply(block, from + Tile::block_bytes(block, first), count, scratch, 0, to, ldc,
+                     first > 0);
+      from += Tile::block_bytes(block, k_pad);
+      to += static_cast<ptrdiff_t>(block) * ldc;
+      left -= block;
     }
   }
-  return false;
 }
 
 void gemm_coded(const void* a, int rows, int k_pad, const Format& format, const std::byte* panel,
                 uint16_t* scratch, float* c, int ldc) {
   by_format(format, [&](auto decoder) {
     using Decoder = decltype(decoder);
-    if (multiply_few<Decoder>(a, rows, k_pad, format, panel, c, ldc)) return;
-    const int piece = Tile::kInPieces ? kPiece : k_pad;
-    for (int first = 0; first < k_pad; first += piece) {
-      const int count = k_pad - first < piece ? k_pad - first : piece;
-      decode_slabs<Decoder>(format, panel, k_pad, first, count, scratch);
-      const char* from = static_cast<const char*>(a);
-      float* to = c;
-      for (int left = rows; left > 0;) {
-        const int block = Tile::block_rows(left);
-        Tile::multiply(block, from + Tile::block_bytes(block, first), count, scratch, 0, to, ldc,
-                       first > 0);
-        from += Tile::block_bytes(block, k_pad);
-        to += static_cast<ptrdiff_t>(block) * ldc;
-        left -= block;
+    if constexpr (Tile::kFloats && V::kLanes > 1) {
+      const auto* values = static_cast<const float*>(a);
+      // The packed form is one array only as long as the rows are one block.
+      switch (Tile::block_rows(rows) == rows ? rows : 0) {
+#define HETERO_ROWS(n) \
+  case n:              \
+    return multiply_decoding<Decoder, n>(values, k_pad, format, panel, c, ldc);
+        HETERO_ROWS(1)
+        HETERO_ROWS(2)
+        HETERO_ROWS(3)
+        HETERO_ROWS(4)
+        HETERO_ROWS(5)
+        HETERO_ROWS(6)
+        HETERO_ROWS(7)
+        HETERO_ROWS(8)
+#undef HETERO_ROWS
       }
     }
+    multiply_pieces<Decoder>(a, rows, k_pad, format, panel, scratch, c, ldc);
   });
 }
 

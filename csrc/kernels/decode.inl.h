@@ -66,10 +66,12 @@ struct Weighing {
 
 template <Code kCode, Rounding kRounding, bool kMin>
 struct ByteDecoder : Weighing<kRounding, kMin> {
+  static constexpr int kStep = 8;
+
   template <class Emit>
-  static void slab(const std::byte* codes, int column, const Codes::Table&, const Scales& scales,
-                   Emit emit) {
-    for (int pair = 0; pair < kPanel / 2; ++pair) {
+  static void step(const std::byte* codes, int k, int column, const Codes::Table&,
+                   const Scales& scales, Emit& emit) {
+    for (int pair = k / 2; pair < (k + kStep) / 2; ++pair) {
       V::F weights[2][2];
       for (int odd = 0; odd < 2; ++odd) {
         for (int i = 0; i < 2; ++i) {
@@ -87,7 +89,7 @@ template <Rounding kRounding, bool kMin>
 struct TableDecoder : Weighing<kRounding, kMin> {
   template <int kBits, class Emit>
   static void pair(const Codes::I* words, const Codes::Table& table, const Scales& scales,
-                   Emit emit) {
+                   Emit& emit) {
     V::F even[2], odd[2];
     for (int i = 0; i < 2; ++i) {
       even[i] = TableDecoder::weigh(Codes::pick(Codes::shift<kBits>(words[i]), table), scales, i);
@@ -97,18 +99,18 @@ struct TableDecoder : Weighing<kRounding, kMin> {
     emit(even, odd);
   }
 
+  static constexpr int kStep = 8;
+
   template <class Emit>
-  static void slab(const std::byte* codes, int column, const Codes::Table& table,
-                   const Scales& scales, Emit emit) {
-    codes += column * sizeof(uint32_t);
-    for (int eight = 0; eight < kPanel / 8; ++eight, codes += kPanel * sizeof(uint32_t)) {
-      const Codes::I words[2] = {Codes::load_words(codes),
-                                 Codes::load_words(codes + V::kLanes * sizeof(uint32_t))};
-      pair<0>(words, table, scales, emit);
-      pair<8>(words, table, scales, emit);
-      pair<16>(words, table, scales, emit);
-      pair<24>(words, table, scales, emit);
-    }
+  static void step(const std::byte* codes, int k, int column, const Codes::Table& table,
+                   const Scales& scales, Emit& emit) {
+    codes += (k / 8 * kPanel + column) * sizeof(uint32_t);
+    const Codes::I words[2] = {Codes::load_words(codes),
+                               Codes::load_words(codes + V::kLanes * sizeof(uint32_t))};
+    pair<0>(words, table, scales, emit);
+    pair<8>(words, table, scales, emit);
+    pair<16>(words, table, scales, emit);
+    pair<24>(words, table, scales, emit);
   }
 };
 
@@ -143,12 +145,15 @@ inline void decode_slabs(const Format& format, const std::byte* panel, int k_pad
     const std::byte* scales = panel + scales_at(format, k_pad, k);
     for (int column = 0; column < kPanel; column += kSpan) {
       uint16_t* to = out + 2 * column;
-      Decoder::slab(codes, column, table, load_scales(format, scales, column),
-                    [&](const V::F* even, const V::F* odd) {
-                      Codes::store_pairs(to, even[0], odd[0]);
-                      Codes::store_pairs(to + kSpan, even[1], odd[1]);
-                      to += 2 * kPanel;
-                    });
+      const Scales of_column = load_scales(format, scales, column);
+      const auto store = [&](const V::F* even, const V::F* odd) {
+        Codes::store_pairs(to, even[0], odd[0]);
+        Codes::store_pairs(to + kSpan, even[1], odd[1]);
+        to += 2 * kPanel;
+      };
+      for (int step = 0; step < kPanel; step += Decoder::kStep) {
+        Decoder::step(codes, step, column, table, of_column, store);
+      }
     }
   }
 }

@@ -43,10 +43,15 @@ class HeteroConfig(QuantizationConfigMixin):
         self.symmetric = symmetric
         self.scale_search = scale_search
         try:
-            self.expert_packing()
-            self.dense_packing()
+            chosen = (self.expert_packing(), self.dense_packing())
         except ShapeError as error:
             raise ModelError(str(error)) from None
+        for how in chosen:
+            if how.format.imported:
+                raise ModelError(
+                    f"format {how.format.name!r} takes the codes of a GGUF file; loading packs bf16 weights: "
+                    "choose int8 or int4"
+                )
 
     def expert_packing(self) -> Packing:
         """How to pack the experts."""

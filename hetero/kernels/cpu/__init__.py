@@ -12,7 +12,7 @@ from hetero.kernels.cpu.experts import (
     experts_forward,
 )
 from hetero.kernels.cpu.linear import LinearGrads, PackedLora, linear, linear_backward
-from hetero.kernels.cpu.packed import PANEL, PackedWeight, pack, padded
+from hetero.kernels.cpu.packed import PANEL, PackedWeight, pack, pack_codes, padded
 
 __all__ = [
     "KV_BLOCK",
@@ -33,6 +33,7 @@ __all__ = [
     "linear",
     "linear_backward",
     "pack",
+    "pack_codes",
     "padded",
     "using",
 ]

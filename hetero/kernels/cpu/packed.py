@@ -161,3 +161,51 @@ def pack(weight: torch.Tensor, parts: int = 1, packing: Packing = BF16) -> Packe
     packed = PackedWeight.empty(*stack.shape, stacked=weight.dim() == 3, parts=parts, packing=packing)
     packed.fill(stack)
     return packed
+
+
+def pack_codes(
+    packing: Packing,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    minima: torch.Tensor | None = None,
+    *,
+    parts: int = 1,
+    scale_rows: int = 1,
+) -> PackedWeight:
+    """Pack codes that exist already, losing nothing.
+
+    Args:
+        codes: uint8 [N, K] or [E, N, K], one code per byte.
+        scales, minima: the bits of a scale as int32 [.., ceil(N / scale_rows), ceil(K / group)]; minima only
+            for formats that have them.
+        parts: as of `PackedWeight`. scale_rows: rows that share a scale, 1 or (fp8) a multiple of 32.
+
+    Raises:
+        ShapeError: shapes or dtypes do not fit the format.
+    """
+    if codes.dim() not in (2, 3) or codes.dtype != torch.uint8:
+        raise ShapeError(f"codes are {codes.dtype} {list(codes.shape)}; expected uint8 [N, K] or [E, N, K]")
+    n, k = codes.shape[-2:]
+    e = codes.shape[0] if codes.dim() == 3 else 1
+    packed = PackedWeight.empty(e, n, k, stacked=codes.dim() == 3, parts=parts, packing=packing)
+
+    def split(tensor: torch.Tensor, rows: int) -> torch.Tensor:
+        if tensor.numel() != e * parts * rows * tensor.shape[-1]:
+            raise ShapeError(f"scales are {list(tensor.shape)}; expected {e} times {parts * rows} rows")
+        return tensor.to("cpu").contiguous().view(e * parts, rows, -1)
+
+    rows = n // parts
+    of_scales = -(-rows // scale_rows)
+    try:
+        _C.pack_codes(
+            context().handle,
+            packed.format,
+            split(codes, rows),
+            split(scales, of_scales),
+            None if minima is None else split(minima, of_scales),
+            scale_rows,
+            packed.data,
+        )
+    except ValueError as error:
+        raise ShapeError(str(error)) from None
+    return packed

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from hetero.formats import FORMATS
+from hetero.formats import LOADABLE
 from hetero.recipe.sections.base import Section, one_of
 
 
@@ -28,7 +28,7 @@ class ModelSection(Section):
     @field_validator("experts", "dense")
     @classmethod
     def _known_format(cls, value: str, info: ValidationInfo) -> str:
-        known = [*FORMATS, "torch"] if info.field_name == "dense" else FORMATS
+        known = [*LOADABLE, "torch"] if info.field_name == "dense" else LOADABLE
         return one_of(value, known, "a weight format")
 
 

@@ -1,0 +1,88 @@
+"""Weights that a checkpoint holds in codes already: repacked as they are, without a second rounding.
+
+fp8 with scales of 128 by 128 blocks (DeepSeek-V3 and the FP8 releases of Qwen and GLM), mxfp4 as gpt-oss
+ships it, and the blocks of GGUF files.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hetero.errors import ShapeError
+from hetero.formats import packing
+from hetero.kernels.cpu import PackedWeight, pack_codes
+
+GGUF_BLOCKS = {"q8_0": 34, "q4_0": 18, "q4_1": 20}
+"""Bytes of a block of 32 weights in the GGUF types that keep their codes and scales here."""
+
+FP8_BLOCK = 128
+
+
+def import_fp8(weight: Tensor, scale_inv: Tensor, *, parts: int = 1) -> PackedWeight:
+    """e4m3 codes [N, K] or [E, N, K] and the fp32 scales of their 128 by 128 blocks, [.., N/128, K/128].
+
+    The weights that are computed with are bf16(code * scale). parts: runs of N that are padded each on its
+    own; each must begin a block.
+
+    Raises: ShapeError, also for codes that are NaN.
+    """
+    if weight.dtype != torch.float8_e4m3fn:
+        raise ShapeError(f"weight is {weight.dtype}; expected torch.float8_e4m3fn")
+    if parts > 1 and weight.shape[-2] // parts % FP8_BLOCK:
+        raise ShapeError(
+            f"{parts} parts of {weight.shape[-2] // parts} rows share scale blocks of {FP8_BLOCK} rows"
+        )
+    codes = weight.view(torch.uint8)
+    if bool(((codes & 0x7F) == 0x7F).any()):
+        raise ShapeError("weight holds NaN; repair the checkpoint")
+    scales = scale_inv.to("cpu", torch.float32).contiguous().view(torch.int32)
+    return pack_codes(packing("fp8"), codes, scales, parts=parts, scale_rows=FP8_BLOCK)
+
+
+def import_mxfp4(blocks: Tensor, scales: Tensor, *, parts: int = 1) -> PackedWeight:
+    """blocks [.., N, K/32, 16] uint8, two codes each, the first in the low half; scales [.., N, K/32] uint8.
+
+    Raises: ShapeError, also for scales that are NaN.
+    """
+    if blocks.dtype != torch.uint8 or blocks.shape[-1] != 16 or blocks.shape[:-1] != scales.shape:
+        raise ShapeError(
+            f"blocks are {blocks.dtype} {list(blocks.shape)} and scales {list(scales.shape)}; "
+            "expected uint8 [.., N, K/32, 16] and [.., N, K/32]"
+        )
+    if bool((scales == 255).any()):
+        raise ShapeError("scales hold NaN; repair the checkpoint")
+    codes = torch.stack([blocks & 15, blocks >> 4], dim=-1).flatten(-3)
+    return pack_codes(packing("mxfp4"), codes, scales.to(torch.int32), parts=parts)
+
+
+def import_gguf(raw: Tensor, kind: str, *, parts: int = 1) -> PackedWeight:
+    """Blocks of a GGUF tensor, uint8 [N, bytes per row] or [E, N, bytes per row]; kind as in `GGUF_BLOCKS`.
+
+    The weights that are computed with are bf16(d * q) or bf16(d * q + m).
+
+    Raises: ShapeError for another kind, a row that is no whole number of blocks, or a scale that is not
+        finite.
+    """
+    size = GGUF_BLOCKS.get(kind)
+    if size is None:
+        raise ShapeError(f"GGUF type {kind!r} does not keep its codes here; known: {', '.join(GGUF_BLOCKS)}")
+    if raw.dtype != torch.uint8 or raw.shape[-1] % size:
+        raise ShapeError(
+            f"{kind} rows are {raw.dtype} of {raw.shape[-1]} bytes; expected uint8 in blocks of {size}"
+        )
+    blocks = raw.unflatten(-1, (-1, size))
+    scales = _halves(blocks[..., 0:2])
+    minima = _halves(blocks[..., 2:4]) if kind == "q4_1" else None
+    quants = blocks[..., size - (32 if kind == "q8_0" else 16) :]
+    if kind != "q8_0":  # the first sixteen weights in the low halves
+        quants = torch.cat([quants & 15, quants >> 4], dim=-1)
+    return pack_codes(packing(kind), quants.flatten(-2), scales, minima, parts=parts)
+
+
+def _halves(pairs: Tensor) -> Tensor:
+    """Two bytes each [.., 2] -> the bits of a half, int32 [..]. Raises ShapeError unless finite."""
+    halves = pairs.contiguous().view(torch.float16).squeeze(-1)
+    if not bool(halves.isfinite().all()):
+        raise ShapeError("a scale is not finite; the file is damaged")
+    return halves.view(torch.int16).to(torch.int32) & 0xFFFF

@@ -1,0 +1,101 @@
+"""Checkpoints in codes: repacked weights are those of an independent decoder, rounded once to bf16."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from hetero.errors import ShapeError
+from hetero.experts import ExpertStore, import_fp8, import_gguf, import_mxfp4
+from hetero.kernels import cpu
+from hetero.kernels.cpu import Context, linear, pack
+
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q4_0", "q4_1"])
+@pytest.mark.parametrize("scale", [1.0, 1e-2, 1e-5])  # the last has scales among the denormal halves
+def test_gguf_blocks_keep_their_values(kind: str, scale: float) -> None:
+    weight = torch.randn(70, 288, generator=generator()).mul(scale).numpy()
+    kinds = gguf.GGMLQuantizationType
+    raw = gguf.quants.quantize(weight, kinds[kind.upper()])
+    want = torch.from_numpy(gguf.quants.dequantize(raw, kinds[kind.upper()]).astype(np.float32)).bfloat16()
+    packed = import_gguf(torch.from_numpy(raw), kind)
+    for isa in cpu.isas(emulated=True):
+        with cpu.using(Context(2, isa)):
+            assert torch.equal(packed.unpack(), want), isa
+
+
+def fp8_weight(e: int, n: int, k: int) -> tuple[Tensor, Tensor]:
+    codes = torch.randint(0, 256, (e, n, k), generator=generator(), dtype=torch.uint8)
+    codes[(codes & 0x7F) == 0x7F] = 0x3C
+    scales = torch.rand(e, -(-n // 128), -(-k // 128), generator=generator(1)) * 1e-3 + 1e-4
+    return codes.view(torch.float8_e4m3fn), scales
+
+
+@pytest.mark.parametrize(("n", "k"), [(256, 384), (130, 200)])
+def test_fp8_blocks_keep_their_values(n: int, k: int) -> None:
+    codes, scales = fp8_weight(2, n, k)
+    full = scales.repeat_interleave(128, 1).repeat_interleave(128, 2)[:, :n, :k]
+    want = (codes.float() * full).bfloat16()
+    packed = import_fp8(codes, scales)
+    for isa in cpu.isas(emulated=True):
+        with cpu.using(Context(2, isa)):
+            assert torch.equal(packed.unpack(), want), isa
+
+
+def test_gate_and_up_in_fp8_are_parts() -> None:
+    codes, scales = fp8_weight(2, 512, 128)
+    assert torch.equal(import_fp8(codes, scales, parts=2).unpack(), import_fp8(codes, scales).unpack())
+    with pytest.raises(ShapeError, match="share scale blocks"):
+        import_fp8(codes[:, :160], scales[:, :2], parts=2)
+
+
+def test_mxfp4_blocks_keep_their_values() -> None:
+    blocks = torch.randint(0, 256, (3, 40, 3, 16), generator=generator(), dtype=torch.uint8)
+    scales = torch.randint(100, 140, (3, 40, 3), generator=generator(1), dtype=torch.uint8)
+    codes = torch.stack([blocks & 15, blocks >> 4], -1).flatten(-2)
+    want = (E2M1[codes.long()] * torch.exp2(scales.float() - 127)[..., None]).flatten(-2).bfloat16()
+    packed = import_mxfp4(blocks, scales, parts=2)
+    for isa in cpu.isas(emulated=True):
+        with cpu.using(Context(2, isa)):
+            assert torch.equal(packed.unpack(), want), isa
+
+
+def test_products_of_imported_weights_are_those_of_their_values() -> None:
+    raw = gguf.quants.quantize(np.random.default_rng(0).normal(size=(64, 96)), gguf.GGMLQuantizationType.Q4_1)
+    packed = import_gguf(torch.from_numpy(raw), "q4_1")
+    x = torch.randn(9, 96, generator=generator(2)).bfloat16()
+    assert torch.equal(linear(x, packed)[0], linear(x, pack(packed.unpack()))[0])
+
+
+def test_imported_experts_are_a_store() -> None:
+    gate_up, down = fp8_weight(3, 512, 128), fp8_weight(3, 128, 256)
+    store = ExpertStore(import_fp8(*gate_up, parts=2), import_fp8(*down))
+    assert store.format == "fp8"
+    plain = ExpertStore.from_tensors(*store.dequantize())
+    x = torch.randn(5, 128, generator=generator(3)).bfloat16()
+    ids = torch.tensor([[0, 2], [1, 0], [2, 1], [0, 1], [2, 0]])
+    weights = torch.rand(5, 2, generator=generator(4))
+    assert torch.equal(store.forward(x, ids, weights), plain.forward(x, ids, weights))
+
+
+def test_damaged_codes_are_refused() -> None:
+    codes, scales = fp8_weight(1, 128, 128)
+    bad = codes.view(torch.uint8).clone()
+    bad[0, 0, 0] = 0x7F
+    with pytest.raises(ShapeError, match="NaN"):
+        import_fp8(bad.view(torch.float8_e4m3fn), scales)
+    with pytest.raises(ShapeError, match="NaN"):
+        import_mxfp4(torch.zeros(4, 1, 16, dtype=torch.uint8), torch.full((4, 1), 255, dtype=torch.uint8))
+    with pytest.raises(ShapeError, match="known: q8_0"):
+        import_gguf(torch.zeros(4, 18, dtype=torch.uint8), "iq2_xs")
+    with pytest.raises(ShapeError, match="rows"):
+        import_fp8(codes, scales.repeat(1, 2, 1))
