@@ -8,7 +8,7 @@ from typing import Any
 
 from hetero.errors import ArgumentError
 from hetero.sandbox.box_state import BoxState
-from hetero.sandbox.errors import DiskLimit, PolicyDenied, SandboxInfraError
+from hetero.sandbox.errors import DiskLimit, PolicyDenied, SandboxDead, SandboxInfraError
 from hetero.sandbox.image import skeleton
 from hetero.sandbox.journal import decide
 from hetero.sandbox.policy import Event
@@ -90,6 +90,8 @@ class BoxFiles(BoxState):
         if "error" not in reply:
             return reply["ok"]
         number = reply["errno"]
+        if number == errno.ESRCH:
+            raise SandboxDead(f"Sandbox {self.id} is gone: its processes have ended.")
         if "what" in reply:
             raise SandboxInfraError(f"Files of sandbox {self.id} cannot be reached: {reply['error']}.")
         if number == errno.EROFS or (number in (errno.EACCES, errno.EPERM) and request["op"] == "write"):

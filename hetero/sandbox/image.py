@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,8 +78,16 @@ def host_binds(image: Image) -> list[tuple[str, str]]:
     return [*usual, *image.binds]
 
 
+_making = threading.Lock()
+
+
 def skeleton(run: Run, image: Image, directories: tuple[str, ...], uid: int) -> str:
     """The lowest layer: mount points, and a minimal /etc for the host image. Made once per kind."""
+    with _making:
+        return _skeleton(run, image, directories, uid)
+
+
+def _skeleton(run: Run, image: Image, directories: tuple[str, ...], uid: int) -> str:
     key = repr((image.host, image.binds, directories, uid)).encode()
     path = run.path / "skeletons" / hashlib.sha256(key).hexdigest()[:16]
     if path.exists():
@@ -101,11 +110,7 @@ def skeleton(run: Run, image: Image, directories: tuple[str, ...], uid: int) -> 
             give(os.path.join(here, name))
     give(part)
     (part / "tmp").chmod(0o1777)
-    try:
-        part.rename(path)
-    except OSError:
-        if not path.exists():
-            raise
+    part.rename(path)
     return str(path)
 
 
@@ -132,6 +137,11 @@ def _host_etc(part: Path, uid: int) -> None:
 
 def workspace_layer(run: Run, source: str) -> str:
     """A layer that holds a copy of `source` at /workspace, owned by the boxes' user. Made once per owner."""
+    with _making:
+        return _workspace_layer(run, source)
+
+
+def _workspace_layer(run: Run, source: str) -> str:
     path = run.path / "layers" / ("w" + hashlib.sha256(source.encode()).hexdigest()[:16])
     if path.exists():
         return str(path)

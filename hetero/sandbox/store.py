@@ -6,9 +6,11 @@ anyone may sweep it away. `HETERO_STORE` moves the store.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import secrets
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,9 +34,16 @@ def store_root() -> Path:
 
 def outer_ids() -> tuple[int, int]:
     """(uid, gid) on the host of everything in boxes."""
-    if os.geteuid() != 0:
+    if os.geteuid() != 0 or not _is_mapped(OUTER_ID):
         return os.geteuid(), os.getegid()
     return OUTER_ID, OUTER_ID
+
+
+def _is_mapped(uid: int) -> bool:
+    """Whether this user namespace has that user: root of a small container may be alone."""
+    with open("/proc/self/uid_map", encoding="ascii") as file:
+        ranges = [[int(field) for field in row.split()] for row in file]
+    return any(start <= uid < start + count for start, _, count in ranges)
 
 
 def private_directory(path: Path) -> Path:
@@ -46,7 +55,7 @@ def private_directory(path: Path) -> Path:
 
 def give(path: Path | str) -> None:
     """Make the boxes' user the owner, if the caller is root."""
-    if os.geteuid() == 0:
+    if outer_ids()[0] != os.geteuid():
         os.chown(path, *outer_ids(), follow_symlinks=False)
 
 
@@ -106,6 +115,7 @@ def sweep() -> list[str]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path = lock_path.with_suffix("")
             tree.remove(str(path))
+            _remove_groups(path.name)
             lock_path.unlink(missing_ok=True)
             removed.append(path.name)
         except BlockingIOError:
@@ -115,6 +125,17 @@ def sweep() -> list[str]:
         finally:
             os.close(handle)
     return removed
+
+
+def _remove_groups(name: str) -> None:
+    """Control groups of a launcher that was killed; the last of its boxes' processes may be about to end."""
+    for pattern in (f"hetero-{name}", f"*/hetero-{name}"):
+        for parent in Path("/sys/fs/cgroup").glob(pattern):
+            until = time.monotonic() + 1
+            while parent.exists() and time.monotonic() < until:
+                for group in (*parent.glob("*/"), parent):
+                    with contextlib.suppress(OSError):
+                        group.rmdir()
 
 
 def close_run(run: Run) -> None:

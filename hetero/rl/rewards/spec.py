@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hetero.errors import RewardError
-from hetero.rl.rewards import answers, forms
+from hetero.rl.rewards import answers, forms, programs
 
 REWARDS: dict[str, Callable[..., list[float | None]]] = {
     function.__name__: function
@@ -31,6 +31,8 @@ REWARDS: dict[str, Callable[..., list[float | None]]] = {
         forms.tags,
         forms.soft_overlong,
         forms.instruction,
+        programs.python_tests,
+        programs.sql_rows,
     )
 }
 """The built-in reward functions by name. Their docstrings say what each really checks."""

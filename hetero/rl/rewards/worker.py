@@ -231,8 +231,17 @@ def _load_file(place: str) -> Any:
     return module
 
 
+_LIGHT = {module.__name__: module for module in (answers, forms)}
+
+
+def _load_builtin(place: str) -> Any:
+    """A module of ours: there already, or (rewards that run code in sandboxes) imported by the workers that
+    use it."""
+    return _LIGHT.get(place) or importlib.import_module(place)
+
+
 _LOADERS: dict[str, Callable[[str], Any]] = {
-    "builtin": {module.__name__: module for module in (answers, forms)}.__getitem__,
+    "builtin": _load_builtin,
     "file": _load_file,
     "module": importlib.import_module,
 }

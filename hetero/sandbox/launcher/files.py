@@ -28,24 +28,15 @@ def serve_files(request: dict[str, Any], channel: int, box: tuple[int, int]) -> 
             request["upper"] = f"/proc/self/fd/{open_upper(box[0])}"
             k.setns(box[1], k.CLONE_NEWUSER)
             become(request["uid"])
-        else:
-            if "files" not in request["weaken"]:
-                k.setns(box[1], ENTERED & ~(k.CLONE_NEWNET if "network" in request["weaken"] else 0))
-            become_quietly(request["uid"])
+        elif "files" not in request["weaken"]:
+            k.setns(box[1], ENTERED & ~(k.CLONE_NEWNET if "network" in request["weaken"] else 0))
+            become(request["uid"])
             k.drop_capabilities()
             os.umask(0o022)
         reply: dict[str, Any] = {"ok": operation(request)}
     except OSError as error:
         reply = {"error": error.strerror or str(error), "errno": error.errno or 5}
     wire.send(channel, reply)
-
-
-def become_quietly(inner: int) -> None:
-    """As `become`, where it is possible: without a user namespace of the box it is not."""
-    try:  # noqa: SIM105 (contextlib is large)
-        become(inner)
-    except OSError:
-        pass
 
 
 def _open(path: str, flags: int, mode: int = 0) -> int:

@@ -91,6 +91,17 @@ class Groups:
                 return False
         return True
 
+    def kill(self, box: str) -> None:
+        """Kill whatever is left in a box's groups."""
+        for _, parent in self._controllers():
+            try:
+                with open(os.path.join(parent, box, "cgroup.procs")) as file:
+                    pids = [int(row) for row in file]
+            except OSError:
+                continue
+            for pid in pids:
+                os.kill(pid, 9)
+
     def close(self) -> None:
         """Remove the parents."""
         for _, parent in self._controllers():

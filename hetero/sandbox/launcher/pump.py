@@ -96,7 +96,8 @@ class Pump:
             self._feed()
         if self._channel in ready:
             self._talk(ready[self._channel])
-        return self._main in ready
+        waits_for_pipes = "eof" in self._weaken and ("stdout" in self._ours or "stderr" in self._ours)
+        return self._main in ready and not waits_for_pipes
 
     def _pause(self) -> int:
         if self._frozen_at is not None:

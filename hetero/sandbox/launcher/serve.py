@@ -218,6 +218,8 @@ class Launcher:
             return
         kills = self.groups.oom_kills(name)
         if not self.groups.remove(name):
+            if time.monotonic() - known.closing_since > _GRACE_S:
+                self.groups.kill(name)
             return
         for handle in (known.handle, known.lifeline[0], *known.groups):
             os.close(handle)
@@ -238,3 +240,4 @@ class Launcher:
             time.sleep(0.002)
         self.groups.close()
         tree.remove(self.settings["run"])
+        tree.remove(self.settings["run"] + ".lock")

@@ -21,7 +21,8 @@ def _hide_arguments() -> None:
     for start, end in ((int(fields[45]), int(fields[46])), (int(fields[47]), int(fields[48]))):
         if end > start:
             ctypes.memset(start, 0, end - start)
-    k.prctl(k.PR_SET_NAME, ctypes.addressof(ctypes.create_string_buffer(b"sandbox-init")))
+    name = ctypes.create_string_buffer(b"sandbox-init")
+    k.prctl(k.PR_SET_NAME, ctypes.addressof(name))
 
 
 def main() -> None:

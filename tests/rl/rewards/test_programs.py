@@ -1,0 +1,110 @@
+"""Rewards that execute code: hidden tests and queries, and no reward from failures of ours."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+
+from hetero.rl.rewards import RewardPool, RewardSpec, Sample
+from hetero.rl.rewards.programs import code_of, python_tests, sql_rows
+from hetero.sandbox import client
+from hetero.sandbox.errors import IsolationUnavailable, SandboxError
+from hetero.sandbox.sandbox import Sandbox
+
+
+@pytest.fixture(scope="module", autouse=True)
+def store() -> Iterator[None]:
+    path = tempfile.mkdtemp(prefix="hetero-store-")
+    os.chmod(path, 0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HETERO_STORE", path)
+        client.stop()
+        try:
+            Sandbox.create().close()
+        except IsolationUnavailable as error:
+            pytest.skip(f"no sandboxes on this machine: {error}")
+        yield
+        client.stop()
+    shutil.rmtree(path)
+
+
+ASSERTS = ["assert add(1, 2) == 3", "assert add('a', 'b') == 'ab'", "assert math.isclose(add(.1, .2), .3)"]
+
+
+def said(code: str) -> str:
+    return f"Sure!\n```python\n{code}\n```\nThat is all."
+
+
+def test_mbpp_rows() -> None:
+    replies = [
+        said("def add(a, b): return a + b"),
+        said("def add(a, b): return 3"),
+        said("def add(a, b) return"),
+        "I do not know.",
+        said("import os; os._exit(0)"),
+        [{"role": "assistant", "content": said("def add(a, b):\n    return a + b")}],
+    ]
+    rewards = python_tests(replies, test_list=[ASSERTS] * 6, test_setup_code=["import math"] * 6)
+    assert rewards == [1.0, 0.0, 0.0, 0.0, 0.0, 1.0]
+    assert python_tests(replies[1:2], test_list=[ASSERTS], test_setup_code=["import math"], partial=True) == [
+        pytest.approx(1 / 3)
+    ]
+    assert python_tests(["x"], test_list=[[]]) == [None]
+    with pytest.raises(ValueError, match="test_list"):
+        python_tests(["x"])
+
+
+def test_humaneval_rows() -> None:
+    check = "def check(candidate):\n    assert candidate(2) == 4\n    assert candidate(-3) == 9\n"
+    replies = [
+        said("def square(n): return n * n"),
+        said("def square(n): return 4"),
+        said("def other(n): return 4"),
+    ]
+    assert python_tests(replies, test=[check] * 3, entry_point=["square"] * 3) == [1.0, 0.0, 0.0]
+
+
+def test_sql_rows() -> None:
+    schema = "CREATE TABLE t(a INT, b TEXT); INSERT INTO t VALUES (1, 'x'), (2, 'y'), (2, 'z');"
+    replies = [
+        "```sql\nSELECT b FROM t WHERE a = 2 ORDER BY b DESC\n```",
+        "SELECT b FROM t WHERE a > 1",
+        "```sql\nSELECT b FROM t\n```",
+        "```sql\nDROP TABLE t\n```",
+        "nonsense",
+        "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r) SELECT count(*) FROM r",
+    ]
+    unordered = "SELECT b FROM t WHERE a = 2"
+    assert sql_rows(replies[:5], [schema] * 5, [unordered] * 5) == [1.0, 1.0, 0.0, 0.0, 0.0]
+    assert sql_rows(replies[:2], [schema] * 2, [unordered + " ORDER BY b"] * 2) == [0.0, 1.0]
+    with pytest.raises(ValueError, match="fails over its schema"):
+        sql_rows(replies[:1], [schema], ["SELECT nothing FROM nowhere"])
+
+
+def test_a_broken_sandbox_is_no_reward(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> Sandbox:
+        raise IsolationUnavailable("none here")
+
+    monkeypatch.setattr(Sandbox, "create", broken)
+    with pytest.raises(SandboxError):
+        python_tests([said("def add(a, b): return a + b")], test_list=[ASSERTS])
+
+
+def test_the_last_fitting_block_counts() -> None:
+    text = "```python\na\n```\n```text\nb\n```\n```py\nc\n```\n```json\n{}\n```"
+    assert code_of(text, ("python", "py")) == "c\n"
+    assert code_of("```json\n{}\n```", ("python",)) == ""
+    assert code_of("plain", ("python",)) == "plain"
+    assert code_of("```python\ncut off", ("python",)) == "cut off"
+
+
+def test_they_run_in_reward_workers() -> None:
+    with RewardPool([RewardSpec("python_tests", options={"timeout": 20})], num_workers=1, timeout=90) as pool:
+        replies = [said("def add(a, b): return a + b"), said("def add(a, b): return 3")]
+        columns = {"test_list": ASSERTS, "test_setup_code": "import math"}
+        scores = pool.gather([pool.submit(Sample("p", reply, columns)) for reply in replies])
+    assert [score.total for score in scores] == [1.0, 0.0], [score.failures for score in scores]

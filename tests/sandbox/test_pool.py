@@ -1,0 +1,92 @@
+"""Pools: warm boxes, back-pressure, and nobody starves."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from hetero.errors import ArgumentError
+from hetero.sandbox.aio import AsyncSandbox
+from hetero.sandbox.errors import SandboxDead
+from hetero.sandbox.pool import Pool
+from hetero.sandbox.sandbox import Sandbox
+
+
+def test_more_leases_than_boxes_wait_and_all_are_served() -> None:
+    async def run() -> tuple[list[str], int, Pool]:
+        most, now = 0, 0
+
+        async def one(pool: Pool, number: int) -> str:
+            nonlocal most, now
+            async with pool.lease() as box:
+                now += 1
+                most = max(most, now)
+                result = await box.exec(["echo", str(number)])
+                now -= 1
+                return result.stdout
+
+        async with Pool(warm=(1, 3), max_live=4, max_running=2) as pool:
+            said = await asyncio.gather(*(one(pool, number) for number in range(24)))
+        return list(said), most, pool
+
+    said, most, pool = asyncio.run(run())
+    assert said == [f"{number}\n" for number in range(24)]
+    assert most <= 4
+    assert pool.stats.leased == 24
+    assert pool.stats.create_failures == 0
+    assert pool.stats.warm_hits > 0
+
+
+def test_a_pool_forks_a_snapshot(box: Sandbox) -> None:
+    box.write_file("prepared", "yes")
+
+    async def run() -> bytes:
+        with box.snapshot() as sealed:
+            async with Pool(sealed, warm=(0, 1), max_live=2) as pool, pool.lease() as leased:
+                return await leased.read_file("prepared")
+
+    assert asyncio.run(run()) == b"yes"
+
+
+def test_a_failed_making_frees_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with Pool(warm=(0, 0), max_live=1) as pool:
+            with monkeypatch.context() as patch:
+                patch.setattr(Sandbox, "create", lambda *_, **__: (_ for _ in ()).throw(SandboxDead("none")))
+                for _ in range(3):
+                    with pytest.raises(SandboxDead):
+                        async with pool.lease():
+                            pass
+            async with pool.lease() as box:
+                assert (await box.exec(["true"])).ok
+
+    asyncio.run(run())
+
+
+def test_cancelled_commands_are_killed() -> None:
+    async def run() -> None:
+        async with await AsyncSandbox.create() as box:
+            task = asyncio.create_task(box.exec(["sleep", "60"]))
+            await asyncio.sleep(0.3)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert (await box.exec("pgrep sleep")).exit == 1
+            process = await box.start("echo a; echo b")
+            streamed = b"".join([data async for _, data in box.stream(process)])
+            assert streamed == b"a\nb\n"
+
+    asyncio.run(run())
+
+
+def test_bad_watermarks_and_closed_pools_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="must rise"):
+        Pool(warm=(3, 2))
+
+    async def run() -> None:
+        with pytest.raises(SandboxDead, match="not open"):
+            async with Pool().lease():
+                pass
+
+    asyncio.run(run())
