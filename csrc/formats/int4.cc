@@ -9,7 +9,6 @@ const float kUnsigned[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 1
 
 namespace {
 
-constexpr float kLeastScale = 1e-37f;
 constexpr uint8_t kZero = 8;
 constexpr uint16_t kSigns[2] = {0, 0x8000};
 
@@ -59,34 +58,7 @@ void quantize(const Format&, bool least_squares, PanelGroup& group) {
 
 void quantize_asymmetric(const Format&, bool least_squares, PanelGroup& group) {
   std::memset(group.codes, kZero, sizeof(group.codes));
-  for (int row = 0; row < group.rows; ++row) {
-    const float* weights = group.weights[row];
-    float low = weights[0], high = weights[0];
-    for (int i = 1; i < group.count; ++i) {
-      low = weights[i] < low ? weights[i] : low;
-      high = weights[i] > high ? weights[i] : high;
-    }
-    const float base = high / 15.0f - low / 15.0f;
-    float least_error = INFINITY;
-    for (int i = 0; i < (least_squares ? kNumFactors : 1); ++i) {
-      const uint16_t scale_bits = float_to_bf16(base * factor(i));
-      const float scale = bf16_to_float(scale_bits);
-      const uint16_t middle_bits = float_to_bf16(0.5f * low + 0.5f * high + 0.5f * scale);
-      if (scale < kLeastScale) {  // one value: the middle alone
-        group.minima[row] = float_to_bf16(0.5f * low + 0.5f * high);
-        break;
-      }
-      const float error =
-          squared_error(weights, group.count, scale, bf16_to_float(middle_bits), -8.0f, 7.0f);
-      if (i > 0 && !(error < least_error)) continue;
-      least_error = error;
-      group.scales[row] = scale_bits;
-      group.minima[row] = middle_bits;
-    }
-    if (group.scales[row] == 0) continue;
-    encode(weights, group.count, bf16_to_float(static_cast<uint16_t>(group.scales[row])),
-           bf16_to_float(static_cast<uint16_t>(group.minima[row])), group.codes[row]);
-  }
+  quantize_range(least_squares, -8.0f, 7.0f, encode, group);
 }
 
 }  // namespace hetero::int4

@@ -14,8 +14,9 @@ void encode(const float* weights, int count, float scale, float offset, float le
   }
 }
 
-// Under this a reciprocal overflows; such groups are zero.
-constexpr float kLeastScale = 1e-37f;
+void encode_range(const float* weights, int count, float scale, float offset, uint8_t* codes) {
+  encode(weights, count, scale, offset, -128.0f, codes);
+}
 
 }  // namespace
 
@@ -38,35 +39,7 @@ void quantize(const Format&, bool least_squares, PanelGroup& group) {
 }
 
 void quantize_asymmetric(const Format&, bool least_squares, PanelGroup& group) {
-  for (int row = 0; row < group.rows; ++row) {
-    const float* weights = group.weights[row];
-    float low = weights[0], high = weights[0];
-    for (int i = 1; i < group.count; ++i) {
-      low = weights[i] < low ? weights[i] : low;
-      high = weights[i] > high ? weights[i] : high;
-    }
-    // Codes -128 to 127 around a middle that is half a step above the mean of the ends.
-    const float base = high / 255.0f - low / 255.0f;
-    float least_error = INFINITY;
-    for (int i = 0; i < (least_squares ? kNumFactors : 1); ++i) {
-      const uint16_t scale_bits = float_to_bf16(base * factor(i));
-      const float scale = bf16_to_float(scale_bits);
-      const uint16_t middle_bits = float_to_bf16(0.5f * low + 0.5f * high + 0.5f * scale);
-      const float middle = bf16_to_float(middle_bits);
-      if (scale < kLeastScale) {  // one value: the middle alone
-        group.minima[row] = float_to_bf16(0.5f * low + 0.5f * high);
-        break;
-      }
-      const float error = squared_error(weights, group.count, scale, middle, -128.0f, 127.0f);
-      if (i > 0 && !(error < least_error)) continue;
-      least_error = error;
-      group.scales[row] = scale_bits;
-      group.minima[row] = middle_bits;
-    }
-    if (group.scales[row] == 0) continue;
-    encode(weights, group.count, bf16_to_float(static_cast<uint16_t>(group.scales[row])),
-           bf16_to_float(static_cast<uint16_t>(group.minima[row])), -128.0f, group.codes[row]);
-  }
+  quantize_range(least_squares, -128.0f, 127.0f, encode_range, group);
 }
 
 }  // namespace hetero::int8

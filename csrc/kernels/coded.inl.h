@@ -2,6 +2,7 @@
 // straight into registers when there are few rows. The sums run in the order of gemm either way.
 #pragma once
 
+#include "kernels/by_rows.inl.h"
 #include "kernels/decode.inl.h"
 #include "kernels/gemm.inl.h"
 #include "kernels/pack.inl.h"
@@ -75,19 +76,12 @@ void gemm_coded(const void* a, int rows, int k_pad, const Format& format, const 
     if constexpr (Tile::kFloats && V::kLanes > 1) {
       const auto* values = static_cast<const float*>(a);
       // The packed form is one array only as long as the rows are one block.
-      switch (Tile::block_rows(rows) == rows ? rows : 0) {
-#define HETERO_ROWS(n) \
-  case n:              \
-    return multiply_decoding<Decoder, n>(values, k_pad, format, panel, c, ldc);
-        HETERO_ROWS(1)
-        HETERO_ROWS(2)
-        HETERO_ROWS(3)
-        HETERO_ROWS(4)
-        HETERO_ROWS(5)
-        HETERO_ROWS(6)
-        HETERO_ROWS(7)
-        HETERO_ROWS(8)
-#undef HETERO_ROWS
+      const int single = Tile::block_rows(rows) == rows ? rows : 0;
+      if (by_rows<8>(single, [&](auto count) {
+            multiply_decoding<Decoder, decltype(count)::value>(values, k_pad, format, panel, c,
+                                                               ldc);
+          })) {
+        return;
       }
     }
     multiply_pieces<Decoder>(a, rows, k_pad, format, panel, scratch, c, ldc);

@@ -4,6 +4,7 @@
 #include <immintrin.h>
 
 #include "base/dtype.h"
+#include "kernels/by_rows.inl.h"
 #include "kernels/turn_avx2.h"
 #include "kernels/turned.inl.h"
 
@@ -69,19 +70,9 @@ struct Tile {
                        float* c, int ldc, bool accumulate) {
     const float* from = static_cast<const float*>(a);
     for (int half = 0; half < 2; ++half, panel += kPanel, c += kPanel / 2) {
-      switch (rows) {
-#define HETERO_ROWS(n)                                        \
-  case n:                                                     \
-    multiply_rows<n>(from, k_pad, panel, c, ldc, accumulate); \
-    break;
-        HETERO_ROWS(1)
-        HETERO_ROWS(2)
-        HETERO_ROWS(3)
-        HETERO_ROWS(4)
-        HETERO_ROWS(5)
-        HETERO_ROWS(6)
-#undef HETERO_ROWS
-      }
+      by_rows<kMaxRows>(rows, [&](auto count) {
+        multiply_rows<decltype(count)::value>(from, k_pad, panel, c, ldc, accumulate);
+      });
     }
   }
 };

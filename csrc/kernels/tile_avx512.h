@@ -4,6 +4,7 @@
 #include <immintrin.h>
 
 #include "base/dtype.h"
+#include "kernels/by_rows.inl.h"
 #include "kernels/turn_avx512.h"
 #include "kernels/turned.inl.h"
 
@@ -71,24 +72,9 @@ struct Tile {
   static void multiply(int rows, const void* a, int k_pad, const uint16_t* panel, ptrdiff_t ahead,
                        float* c, int ldc, bool accumulate) {
     const float* from = static_cast<const float*>(a);
-    switch (rows) {
-#define HETERO_ROWS(n) \
-  case n:              \
-    return multiply_rows<n>(from, k_pad, panel, ahead, c, ldc, accumulate);
-      HETERO_ROWS(1)
-      HETERO_ROWS(2)
-      HETERO_ROWS(3)
-      HETERO_ROWS(4)
-      HETERO_ROWS(5)
-      HETERO_ROWS(6)
-      HETERO_ROWS(7)
-      HETERO_ROWS(8)
-      HETERO_ROWS(9)
-      HETERO_ROWS(10)
-      HETERO_ROWS(11)
-      HETERO_ROWS(12)
-#undef HETERO_ROWS
-    }
+    by_rows<kMaxRows>(rows, [&](auto count) {
+      multiply_rows<decltype(count)::value>(from, k_pad, panel, ahead, c, ldc, accumulate);
+    });
   }
 };
 

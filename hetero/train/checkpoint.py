@@ -9,7 +9,6 @@ which the next save sweeps.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import re
@@ -19,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hetero.errors import CheckpointError
+from hetero.models.tensor_file import file_sha256
 
 MANIFEST = "manifest.json"
 _STEP = re.compile(r"step-(\d+)")
@@ -121,11 +121,7 @@ def _files(root: Path) -> Iterator[Path]:
 
 
 def _fingerprint(path: Path) -> dict[str, int | str]:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+    return {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
 
 
 def _sync(path: Path) -> None:
