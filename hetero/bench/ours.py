@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import torch
+
 from hetero.bench.workload import Measurement, Workload, peak_rss_bytes
 from hetero.engine import Engine, SamplingParams
 from hetero.kernels import cpu
@@ -15,6 +17,7 @@ from hetero.train import Trainer, TrainSample
 
 def measure(model_dir: str, workload: Workload, *, repeats: int, threads: int) -> Measurement:
     """Time one case on hetero, with `threads` threads in the kernel pool."""
+    torch.set_num_threads(1)  # its idle threads would take the cores from ours, as in a run
     with cpu.using(cpu.Context(threads=threads)):
         lora = LoraConfig(rank=workload.lora_rank) if workload.case == "step" else None
         model = load_model(model_dir, experts="bf16", device="cpu", lora=lora)

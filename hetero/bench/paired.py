@@ -11,10 +11,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from hetero.bench.workload import Workload
 from hetero.errors import UnavailableError
+from hetero.run.child import IMPORT_ROOT
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ def pairs(
         UnavailableError: a side failed; its own last lines are in the message.
     """
     request = {
-        "model": model_dir,
+        "model": str(Path(model_dir).resolve()),
         "workload": asdict(workload),
         "repeats": repeats,
         "threads": threads,
@@ -52,7 +54,7 @@ def pairs(
 
 def _run(request: dict[str, Any]) -> dict[str, Any]:
     command = [sys.executable, "-m", "hetero.bench.side", json.dumps(request)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=IMPORT_ROOT)
     if done.returncode:
         tail = "\n".join(done.stderr.strip().splitlines()[-5:])
         raise UnavailableError(f"the {request['side']} side of the benchmark failed:\n{tail}")

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hetero.doctor.finding import Finding, judge
+from hetero.run.child import IMPORT_ROOT
 
 OWNER = [sys.executable, "-m", "hetero.doctor.pool_owner"]
 STARTUP, PATIENCE = 30.0, 5.0
@@ -18,7 +19,7 @@ STARTUP, PATIENCE = 30.0, 5.0
 
 def check_processes() -> Iterator[Finding]:
     """Kill -9 a process with busy reward workers; they and what they started must go."""
-    with subprocess.Popen(OWNER, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as owner:
+    with subprocess.Popen(OWNER, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=IMPORT_ROOT) as owner:
         try:
             below = _started(owner)
         finally:
