@@ -111,7 +111,9 @@ def exec_request(
         "nice": limits.nice,
         "cores": list(cores),
         "anonymous_files": hard_memory or "memory" in weaken or memory is None,
-        "writable": list(policy.writable),
+        "readable": ["/"],
+        "writable": [*policy.writable, "/dev", "/proc"],
+        "sockets": True,
         "changes": LOGGED_CHANGES,
         "weaken": list(weaken),
     }

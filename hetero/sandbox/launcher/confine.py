@@ -30,7 +30,6 @@ _RESET = (
     _signal.SIGHUP,
     _signal.SIGCHLD,
 )
-FILTERS = {files: seccomp.program(anonymous_files=files) for files in (False, True)}
 LANDLOCK = landlock.abi()
 
 
@@ -38,13 +37,7 @@ def become_command(request: dict[str, Any], stdio: tuple[int, int, int], report:
     """Confine this process and execute the request's command; on failure write errno and text to `report`."""
     stage = "set up"
     try:
-        for number in _RESET:  # ignored by Python or the launcher; the command must not inherit that
-            _signal.signal(number, _signal.SIG_DFL)
-        os.setsid()
-        if request["terminal"]:
-            _control(stdio[0])
-        for target, handle in enumerate(stdio):
-            os.dup2(handle, target)
+        attach(request, stdio)
         os.dup2(report, 3, inheritable=False)
         report = 3
         k.close_all_but((0, 1, 2, 3))
@@ -62,9 +55,19 @@ def become_command(request: dict[str, Any], stdio: tuple[int, int, int], report:
     os._exit(127)
 
 
-def confine(request: dict[str, Any]) -> None:
-    """Limits, no capabilities, Landlock, seccomp. The order matters: each step forbids what came before."""
-    weaken = request["weaken"]
+def attach(request: dict[str, Any], stdio: tuple[int, int, int]) -> None:
+    """A session of its own, signals as programs expect them, the standard streams."""
+    for number in _RESET:  # ignored by Python or the launcher; the command must not inherit that
+        _signal.signal(number, _signal.SIG_DFL)
+    os.setsid()
+    if request["terminal"]:
+        _control(stdio[0])
+    for target, handle in enumerate(stdio):
+        os.dup2(handle, target)
+
+
+def limit(request: dict[str, Any]) -> None:
+    """Resource limits, priority, cores."""
     for name, value in request["limits"].items():
         if value is not None:
             hard = value + 1 if name == "cpu" else value
@@ -72,13 +75,34 @@ def confine(request: dict[str, Any]) -> None:
     os.nice(request["nice"])
     if request["cores"]:
         os.sched_setaffinity(0, request["cores"])
+
+
+def confine(request: dict[str, Any]) -> None:
+    """Limits, no capabilities, Landlock, seccomp. The order matters: each step forbids what came before."""
+    weaken = request["weaken"]
+    limit(request)
     if "caps" not in weaken:
         k.drop_capabilities()
     k.prctl(k.PR_SET_DUMPABLE, 1)
     if LANDLOCK and "landlock" not in weaken:
-        landlock.restrict(("/",), (*request["writable"], "/dev", "/proc"), LANDLOCK)
+        readable, writable = tuple(request["readable"]), tuple(request["writable"])
+        landlock.restrict(readable, writable, LANDLOCK, tcp=request["sockets"])
     if "seccomp" not in weaken:
-        seccomp.install(FILTERS[request["anonymous_files"]])
+        seccomp.install(filter_of(request["anonymous_files"], request["sockets"]))
+
+
+def filter_of(anonymous_files: bool, sockets: bool) -> bytes:
+    """The system call filter; made once. Only socket pairs pass without `sockets`."""
+    kind = anonymous_files, sockets
+    if kind not in _FILTERS:
+        families = seccomp.FAMILIES if sockets else ()
+        _FILTERS[kind] = seccomp.program(anonymous_files=anonymous_files, families=families)
+    return _FILTERS[kind]
+
+
+_FILTERS: dict[tuple[bool, bool], bytes] = {}
+for _files in (False, True):
+    filter_of(_files, sockets=True)  # in the launcher, so that no command waits for it
 
 
 def _execute(argv: list[str], env: dict[str, str]) -> NoReturn:

@@ -1,6 +1,7 @@
-"""File operations in a box, done in its own mount namespace as its user without capabilities.
+"""File operations below a root, done as the box's user without capabilities.
 
-Whatever a path leads to, it leads to inside the box. Nothing but regular files is read, nothing blocks, and
+The root is that of the box's own mount namespace, or the directory that holds a copied tree. Whatever a path
+leads to, it leads to below it. Nothing but regular files is read, nothing blocks, and
 sizes are capped.
 """
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 def serve_files(request: dict[str, Any], channel: int, box: tuple[int, int]) -> None:
     """Do the operation that `request` names and send the result."""
-    operation = _OPERATIONS[request["op"]]
+    operation = OPERATIONS[request["op"]]
     try:
         if request["op"] in ("changes", "copy"):
             request["upper"] = f"/proc/self/fd/{open_upper(box[0])}"
@@ -33,23 +34,24 @@ def serve_files(request: dict[str, Any], channel: int, box: tuple[int, int]) -> 
             become(request["uid"])
             k.drop_capabilities()
             os.umask(0o022)
+        request["root"] = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         reply: dict[str, Any] = {"ok": operation(request)}
     except OSError as error:
         reply = {"error": error.strerror or str(error), "errno": error.errno or 5}
     wire.send(channel, reply)
 
 
-def _open(path: str, flags: int, mode: int = 0) -> int:
+def _open(request: dict[str, Any], path: str, flags: int) -> int:
     if not flags & os.O_PATH:
         flags |= os.O_NONBLOCK | os.O_NOCTTY
-    return k.openat2(k.AT_FDCWD, path, flags, mode, k.RESOLVE_NO_MAGICLINKS)
+    return k.openat2(request["root"], path, flags, 0, k.RESOLVE_IN_ROOT | k.RESOLVE_NO_MAGICLINKS)
 
 
 def _read(request: dict[str, Any]) -> dict[str, Any]:
     if "files" in request["weaken"]:
         with open(request["host_path"], "rb") as file:
             return {"data": file.read(), "size": 0}
-    handle = _open(request["path"], os.O_RDONLY)
+    handle = _open(request, request["path"], os.O_RDONLY)
     found = os.fstat(handle)
     if stat.S_ISDIR(found.st_mode):
         raise OSError(21, "Is a directory")
@@ -69,8 +71,7 @@ def _write(request: dict[str, Any]) -> dict[str, Any]:
     folder, name = os.path.split(request["path"])
     if not name or name in (".", ".."):
         raise OSError(21, "Is a directory")
-    _make_directories(folder or "/")
-    directory = _open(folder or "/", os.O_PATH | os.O_DIRECTORY)
+    directory = _made(request, folder or "/")
     temporary = f".{name[:200]}.{os.urandom(6).hex()}.part"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:
@@ -94,13 +95,21 @@ def _write(request: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _make_directories(path: str) -> None:
-    if not os.path.isdir(path):
-        os.makedirs(path, exist_ok=True)
+def _made(request: dict[str, Any], folder: str) -> int:
+    """A descriptor of a directory; what is missing on the way is made."""
+    try:
+        return _open(request, folder, os.O_PATH | os.O_DIRECTORY)
+    except FileNotFoundError:
+        above, name = os.path.split(folder.rstrip("/"))
+        try:  # noqa: SIM105 (contextlib is large)
+            os.mkdir(name, 0o755, dir_fd=_made(request, above or "/"))
+        except FileExistsError:  # made by the box at the same time, or a link to nothing: opening it tells
+            pass
+        return _open(request, folder, os.O_PATH | os.O_DIRECTORY)
 
 
 def _list(request: dict[str, Any]) -> dict[str, Any]:
-    handle = _open(request["path"], os.O_RDONLY | os.O_DIRECTORY)
+    handle = _open(request, request["path"], os.O_RDONLY | os.O_DIRECTORY)
     entries: list[tuple[str, str, int, int]] = []
     left = request["max_entries"]
     with os.scandir(handle) as found:
@@ -118,7 +127,7 @@ def _kind(mode: int) -> str:
     return kinds.get(stat.S_IFMT(mode), "other")
 
 
-_OPERATIONS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+OPERATIONS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "read": _read,
     "write": _write,
     "list": _list,

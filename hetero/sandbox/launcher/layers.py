@@ -74,7 +74,7 @@ def changes(request: dict[str, Any]) -> dict[str, Any]:
                     found.append(("M", path + "/" * directory))
                 if directory:
                     pending.append(path)
-                    if before is not None and _opaque(entry.path):
+                    if before is not None and is_opaque(entry.path):
                         found.append(("M", path + "/"))
     return {"changes": sorted(found, key=lambda pair: pair[1])[:limit], "complete": not pending}
 
@@ -85,7 +85,8 @@ def is_whiteout(entry: os.DirEntry[str]) -> bool:
     return stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
 
 
-def _opaque(path: str) -> bool:
+def is_opaque(path: str) -> bool:
+    """Whether this directory of a layer hides what older layers have at its place."""
     try:
         return os.getxattr(path, "user.overlay.opaque", follow_symlinks=False) == b"y"
     except OSError:
@@ -109,7 +110,7 @@ def lower_mode(layers: list[str], path: str) -> int | None:
                 return status.st_mode
             if not stat.S_ISDIR(status.st_mode):
                 return None
-            hidden = hidden or _opaque(here)
+            hidden = hidden or is_opaque(here)
         if hidden:
             return None
     return None

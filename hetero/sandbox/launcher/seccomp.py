@@ -118,11 +118,14 @@ _LOAD, _RETURN, _EQUAL, _ABOVE, _ANY_BIT = 0x20, 0x06, 0x15, 0x25, 0x45
 _NUMBER, _ARCHITECTURE, _FIRST = 0, 4, 16
 
 
-def program(machine: str = MACHINE, anonymous_files: bool = True) -> bytes:
+def program(
+    machine: str = MACHINE, anonymous_files: bool = True, families: tuple[int, ...] = FAMILIES
+) -> bytes:
     """The BPF instructions. Raises OSError for a machine without a table.
 
     Without `anonymous_files`, memfd_create and System V shared memory are refused: memory that no resource
-    limit counts, for machines without a memory cgroup.
+    limit counts, for machines without a memory cgroup. `families`: what socket() may make; socketpair() is
+    always open to FAMILIES, because its two ends only reach each other.
     """
     if machine not in _ARCH:
         raise OSError(ENOSYS, f"no system call table for {machine}")
@@ -141,8 +144,8 @@ def program(machine: str = MACHINE, anonymous_files: bool = True) -> bytes:
     argument = _statement(_LOAD, _FIRST)
     lines += [_jump(_EQUAL, special["clone"], 0, 3), argument, _jump(_ANY_BIT, NAMESPACE_FLAGS, 0, 1), refuse]
     lines += _verdict(special["personality"], [0, 0xFFFFFFFF, 0x0040000], allowed=True, error=EPERM)
-    for name in ("socket", "socketpair"):
-        lines += _verdict(special[name], FAMILIES, allowed=True, error=EAFNOSUPPORT)
+    for name, passed in (("socket", families), ("socketpair", FAMILIES)):
+        lines += _verdict(special[name], passed, allowed=True, error=EAFNOSUPPORT)
     second = _statement(_LOAD, _FIRST + 8)
     requests = [_jump(_EQUAL, TIOCSTI, 1, 0), _jump(_EQUAL, TIOCLINUX, 0, 1), refuse]
     lines += [_reload(), _jump(_EQUAL, special["ioctl"], 0, 1 + len(requests)), second, *requests]
