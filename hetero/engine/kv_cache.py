@@ -2,9 +2,10 @@
 
 The bytes live in a `BlockStore`. A full block has a content id: a 128-bit hash of its parent's id and its
 tokens, rooted in a namespace ("base", "policy:7"). The namespace stands for everything else that the keys and
-values depend on, so two blocks with one id hold the same bits. Blocks are shared by reference count; one that
-nobody holds stays findable until its memory is needed, least recently released first. A sequence releases its
-last block first, so a prefix outlives what continues it.
+values depend on, so two blocks with one id hold the same bits; where its root is the fingerprint of weights
+and arithmetic, that holds across processes too. Blocks are shared by reference count; one that nobody holds
+stays findable until its memory is needed, least recently released first. A sequence releases its last block
+first, so a prefix outlives what continues it.
 """
 
 from __future__ import annotations
@@ -12,22 +13,37 @@ from __future__ import annotations
 import itertools
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from hetero.kernels.batch import KV_BLOCK
+
+Bytes = npt.NDArray[np.uint8]
+SpillFn = Callable[["Namespace", bytes, int], None]
 
 
 class BlockStore(Protocol):
-    """The memory behind the blocks."""
+    """The memory behind the blocks. Its user clears a block when it writes the first token."""
 
     @property
     def num_blocks(self) -> int: ...
 
-    def zero_block(self, i: int) -> None: ...
+    @property
+    def bytes_per_block(self) -> int: ...
 
     def copy_block(self, src: int, dst: int) -> None: ...
+
+    def read_block(self, i: int, out: Bytes) -> None:
+        """Copy block `i` into `out` [bytes_per_block]."""
+        ...
+
+    def write_block(self, i: int, data: Bytes) -> None:
+        """Fill block `i` with what `read_block` gave."""
+        ...
 
 
 class Namespace:
@@ -35,7 +51,8 @@ class Namespace:
 
     Attributes:
         name: such as "policy:7".
-        root: the id from which the chains of block ids start.
+        root: the id from which the chains of block ids start; by default a hash of the name, which holds
+            within one process and engine.
         table: content id -> block.
         idle: registered blocks that nobody holds -> time of release, oldest first.
         alive: False once retired.
@@ -43,9 +60,9 @@ class Namespace:
 
     __slots__ = ("alive", "idle", "name", "root", "table")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, root: bytes | None = None) -> None:
         self.name = name
-        self.root = blake2b(name.encode(), digest_size=16).digest()
+        self.root = blake2b(name.encode(), digest_size=16).digest() if root is None else root
         self.table: dict[bytes, int] = {}
         self.idle: OrderedDict[int, int] = OrderedDict()
         self.alive = True
@@ -69,15 +86,28 @@ class BlockManager:
     idle in a retired one (not findable, reused before any findable block), or blank.
 
     Args:
-        store: the memory, zeroed unless `dirty`. What a block held before must not reach its next owner:
-            attention multiplies what lies beyond a sequence's end by 0, so a NaN there would spread.
+        store: the memory.
+        root_of: the root of a new namespace, by its name.
+        spill: called with (namespace, content id, block) before a findable block is given away.
+
+    Attributes:
+        num_refused: times that somebody asked in a retired namespace, or that a block stood in a table that
+            is not its own: 0 unless the engine has a bug.
     """
 
-    def __init__(self, store: BlockStore, *, dirty: bool = False) -> None:
+    def __init__(
+        self,
+        store: BlockStore,
+        *,
+        root_of: Callable[[str], bytes | None] = lambda name: None,
+        spill: SpillFn | None = None,
+    ) -> None:
+        self.num_refused = 0
         self.store = store
         self.num_blocks = store.num_blocks
         self._blank = list(range(self.num_blocks - 1, -1, -1))
-        self._dirty = bytearray([dirty]) * self.num_blocks
+        self._root_of = root_of
+        self._spill = spill
         self._references = [0] * self.num_blocks
         self._home: list[Namespace | None] = [None] * self.num_blocks
         self._id: list[bytes | None] = [None] * self.num_blocks
@@ -101,7 +131,7 @@ class BlockManager:
         """The live namespace of that name, made if there is none."""
         space = self._spaces.get(name)
         if space is None:
-            space = self._spaces[name] = Namespace(name)
+            space = self._spaces[name] = Namespace(name, self._root_of(name))
         return space
 
     def namespaces(self) -> list[str]:
@@ -119,8 +149,10 @@ class BlockManager:
 
     # --- blocks
 
-    def allocate(self, *, zero: bool = True) -> int | None:
-        """Take a block with one reference and no content id; None when all are held."""
+    def allocate(self) -> int | None:
+        """Take a block with one reference and no content id; None when all are held.
+
+        It still holds what its last owner wrote."""
         if self._blank:
             block = self._blank.pop()
         elif self._retired:
@@ -134,9 +166,6 @@ class BlockManager:
             block = evicted
         self._home[block] = self._id[block] = None
         self._references[block] = 1
-        if zero and self._dirty[block]:
-            self.store.zero_block(block)
-        self._dirty[block] = 1
         return block
 
     def _evict(self) -> int | None:
@@ -148,6 +177,8 @@ class BlockManager:
         content_id = self._id[block]
         assert content_id is not None
         del oldest.table[content_id]
+        if self._spill is not None:
+            self._spill(oldest, content_id, block)
         return block
 
     def acquire(self, blocks: Iterable[int]) -> None:
@@ -177,7 +208,7 @@ class BlockManager:
         """The block itself when the caller is its only holder, else a copy in its place; None if full."""
         if self._references[block] == 1:
             return block
-        copy = self.allocate(zero=False)
+        copy = self.allocate()
         if copy is not None:
             self.store.copy_block(block, copy)
             self._references[block] -= 1
@@ -195,11 +226,15 @@ class BlockManager:
             self._home[block], self._id[block] = namespace, content_id
 
     def find(self, namespace: Namespace, content_ids: Iterable[bytes]) -> list[int]:
-        """Blocks of the longest known prefix, a reference taken on each."""
+        """Blocks of the longest known prefix, a reference taken on each; none in a retired namespace."""
         blocks = []
+        self.num_refused += not namespace.alive
         for content_id in content_ids:
             block = namespace.table.get(content_id)
             if block is None:
+                break
+            if self._home[block] is not namespace or self._id[block] != content_id:
+                self.num_refused += 1
                 break
             blocks.append(block)
         self.acquire(blocks)

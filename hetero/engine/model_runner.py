@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from hetero.errors import CapacityError
+from hetero.kernels import cpu
 from hetero.models.forward import ForwardBatch, forward_hidden
 from hetero.models.head import head
 from hetero.models.kv import KVPool
 from hetero.models.lora import Factors, adapter_version, lora_active, lora_factors, lora_parameters
+from hetero.models.numerics import fingerprint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -45,21 +47,29 @@ class ModelRunner:
         if model.generation_config is not None:
             self.eos_ids |= _ids(model.generation_config.eos_token_id)
         self._model = model
+        self._isa = cpu.isa()
         self._factors: list[Factors] = []
         self._masters: list[torch.nn.Parameter] = []
         self._num_sets = 0  # of masters that were seen
 
     def namespace(self) -> str:
         """Base, or the version, the set of masters and the writes to them: a weight that changed, announced
-        by a new version or not, never meets the keys and values of the old one."""
+        by a new version or not, never meets the keys and values of the old one. Keys and values of another
+        instruction set are as foreign."""
+        isa = cpu.isa()
+        other = "" if isa == self._isa else f":{isa}"
         if not lora_active(self._model):
-            return "base"
+            return f"base{other}"
         factors = list(lora_factors(self._model).values())
         if len(factors) != len(self._factors) or any(map(operator.is_not, factors, self._factors)):
             self._factors, self._masters = factors, list(lora_parameters(self._model).values())
             self._num_sets += 1
         writes = sum(master._version for master in self._masters)
-        return f"policy:{adapter_version(self._model)}:{self._num_sets}:{writes}"
+        return f"policy:{adapter_version(self._model)}:{self._num_sets}:{writes}{other}"
+
+    def fingerprint(self) -> dict[str, str]:
+        """See `hetero.models.numerics.fingerprint`."""
+        return fingerprint(self._model)
 
     def adapter_version(self) -> int:
         """Version of the adapter, also while it is disabled."""

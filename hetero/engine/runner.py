@@ -37,9 +37,15 @@ class Runner(Protocol):
         ...
 
     def namespace(self) -> str:
-        """Which weights run now: "base", or or one that starts with "policy:<version>".
+        """Which weights run now: "base", or one that starts with "policy:<version>".
 
         Equal names promise equal bits."""
+        ...
+
+    def fingerprint(self) -> dict[str, str]:
+        """All that keys and values depend on, by name, as in every other process. May take seconds at first.
+
+        Needed by caches on disk and by sessions that move only."""
         ...
 
     def adapter_version(self) -> int:

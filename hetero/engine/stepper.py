@@ -33,10 +33,10 @@ class Stepper:
         self._builder = BatchBuilder(max_num_seqs=max_num_seqs, prefill_chunk=prefill_chunk)
         self._sampler = Sampler(max_num_seqs=max_num_seqs, vocab_size=runner.vocab_size)
         self._namespace = ""
-        self._start_empty(dirty=False)
+        self._start_empty()
 
-    def _start_empty(self, *, dirty: bool) -> None:
-        self.blocks = BlockManager(self._runner.store, dirty=dirty)
+    def _start_empty(self) -> None:
+        self.blocks = BlockManager(self._runner.store)
         max_blocks = min(self.blocks.num_blocks, -(-self._runner.context_length // KV_BLOCK))
         self.scheduler = Scheduler(
             self.blocks,
@@ -63,7 +63,7 @@ class Stepper:
             sequence.finish("abort", message=message)
             self.stats.num_finished += 1
             self.stats.num_aborted += 1
-        self._start_empty(dirty=True)
+        self._start_empty()
 
     def step(self) -> list[Sequence]:
         """Run one forward pass and draw; returns the sequences that got a token or ended."""

@@ -60,6 +60,9 @@ class AttentionBatch:
 class KVLayer:
     """The KV pool of one layer. Dpad and Dvpad are the head dimensions rounded up to multiples of 32.
 
+    What lies under the causal mask is multiplied by 0, so it must be finite whatever an earlier owner of the
+    block left there: whoever writes the token at offset 0 clears the block first.
+
     Attributes:
         k: [num_blocks, Hkv, Dpad / 2, 32, 2] bf16: (dim pair, token, parity).
         v: [num_blocks, Hkv, Dvpad / 32, 16, 32, 2] bf16: (dim panel, token pair, dim, token parity).
@@ -70,7 +73,7 @@ class KVLayer:
 
     @classmethod
     def zeros(cls, num_blocks: int, num_kv_heads: int, head_dim: int, v_head_dim: int) -> KVLayer:
-        """A pool of zeroed blocks. Blocks must be zero (`zero_block`) when they are handed to a sequence."""
+        """A pool of zeroed blocks."""
         k_pad, v_pad = -(-head_dim // 32) * 32, -(-v_head_dim // 32) * 32
         return cls(
             k=torch.zeros(num_blocks, num_kv_heads, k_pad // 2, KV_BLOCK, 2, dtype=torch.bfloat16),
@@ -84,11 +87,6 @@ class KVLayer:
     @property
     def bytes_per_block(self) -> int:
         return (self.k[0].numel() + self.v[0].numel()) * 2
-
-    def zero_block(self, block: int) -> None:
-        """Clear a block: what lies under the causal mask is multiplied by 0, so it must be finite."""
-        self.k[block].zero_()
-        self.v[block].zero_()
 
     def copy_block(self, src: int, dst: int) -> None:
         """Copy one block over another (copy on write of a shared partial block)."""

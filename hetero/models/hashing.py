@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor, nn
 
+from hetero.kernels import cpu
 from hetero.kernels.cpu import PackedWeight
 from hetero.models.experts import HeteroExperts
 from hetero.models.linear import HeteroLinear
@@ -19,13 +21,18 @@ def base_hash(model: nn.Module) -> str:
     Adapter parameters (their names hold "lora_") do not count. Equal weights give equal digests, whatever
     the thread count or the order of loading.
     """
-    total = hashlib.blake2b(digest_size=16)
-    for name, tensor in sorted(base_tensors(model), key=lambda item: item[0]):
-        digest = hashlib.blake2b(name.encode(), digest_size=16)
-        flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-        digest.update(flat.numpy())  # type: ignore[arg-type]
-        total.update(digest.digest())
-    return total.hexdigest()
+    tensors = sorted(base_tensors(model), key=lambda item: item[0])
+    with ThreadPoolExecutor(cpu.context().threads) as pool:  # hashlib lets go of the interpreter
+        digests = pool.map(_digest, tensors)
+        return hashlib.blake2b(b"".join(digests), digest_size=16).hexdigest()
+
+
+def _digest(item: tuple[str, Tensor]) -> bytes:
+    name, tensor = item
+    digest = hashlib.blake2b(name.encode(), digest_size=16)
+    flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+    digest.update(flat.numpy())  # type: ignore[arg-type]
+    return digest.digest()
 
 
 def base_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

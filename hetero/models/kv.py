@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from hetero.errors import CapacityError
@@ -68,7 +70,10 @@ class KVPool:
             )
         self.num_blocks = num_blocks
         self.layers = [_layer(spec, num_blocks, model.device) for spec in kv_spec(model)]
-        self.bytes_per_block = sum(layer.k[0].nbytes + layer.v[0].nbytes for layer in self.layers)
+        parts = [part.view(num_blocks, -1) for layer in self.layers for part in (layer.k, layer.v)]
+        self._parts = [part.view(torch.uint8) for part in parts]
+        self._sizes = [part.shape[1] for part in self._parts]
+        self.bytes_per_block = sum(self._sizes)
 
     @staticmethod
     def block_bytes(model: PreTrainedModel) -> int:
@@ -77,15 +82,20 @@ class KVPool:
 
     def copy_block(self, src: int, dst: int) -> None:
         """Copy block `src` over block `dst` in every layer (copy on write)."""
-        for layer in self.layers:
-            layer.k[dst].copy_(layer.k[src])
-            layer.v[dst].copy_(layer.v[src])
+        torch._foreach_copy_([part[dst] for part in self._parts], [part[src] for part in self._parts])
 
-    def zero_block(self, i: int) -> None:
-        """Clear block `i` in every layer."""
-        for layer in self.layers:
-            layer.k[i].zero_()
-            layer.v[i].zero_()
+    def read_block(self, i: int, out: npt.NDArray[np.uint8]) -> None:
+        """Copy block `i` into `out` [bytes_per_block]: of each layer in turn its keys, then its values."""
+        target = torch.from_numpy(out)
+        if self._parts[0].is_cpu:
+            torch.cat([part[i] for part in self._parts], out=target)
+        else:
+            target.copy_(torch.cat([part[i] for part in self._parts]))
+
+    def write_block(self, i: int, data: npt.NDArray[np.uint8]) -> None:
+        """Fill block `i` with what `read_block` gave."""
+        source = torch.from_numpy(data).to(self._parts[0].device)
+        torch._foreach_copy_([part[i] for part in self._parts], list(source.split(self._sizes)))
 
 
 def _block_elements(spec: KVSpec) -> int:

@@ -56,7 +56,7 @@ def paged_attention(
     `hetero.kernels.ops`."""
     if batch.block_tables is None or batch.slots is None:
         raise ShapeError("paged_attention needs AttentionBatch.block_tables and slots (the engine layout)")
-    write_kv(k, v, pool, batch.slots.to(q.device))
+    write_kv(k, v, pool, batch.slots)
     tables = batch.block_tables.to(q.device, torch.int64)
     lengths = batch.kv_len.tolist()
     out = q.new_zeros(q.shape[0], q.shape[1], v.shape[2])
@@ -69,8 +69,15 @@ def paged_attention(
 
 
 def write_kv(k: Tensor, v: Tensor, pool: KVLayer, slots: Tensor) -> None:
-    """Store k [T, Hkv, D] and v [T, Hkv, Dv] at slots [T] of the pool's panel layout."""
+    """Store k [T, Hkv, D] and v [T, Hkv, Dv] at slots [T] (in RAM) of the pool's panel layout.
+
+    The token at offset 0 clears its block first, so that nothing of an earlier owner, NaN included, is left.
+    """
     block, offset = slots // KV_BLOCK, slots % KV_BLOCK
+    begun = block[offset == 0].to(k.device)
+    block, offset = block.to(k.device), offset.to(k.device)
+    pool.k.index_fill_(0, begun, 0)
+    pool.v.index_fill_(0, begun, 0)
     pairs, panels = pool.k.shape[2], pool.v.shape[2]
     keys = functional.pad(k, (0, 2 * pairs - k.shape[2])).unflatten(-1, (pairs, 2))
     pool.k[block, :, :, offset] = keys.to(pool.k.dtype)

@@ -1,7 +1,7 @@
 """A model without weights whose every logit depends on the whole visible context, through a paged store.
 
 It mimics two attention layers over 64-bit integers: what is stored for a token depends on all tokens before
-it and on the adapter version. A block that is shared, copied, zeroed or evicted wrongly changes what is
+it and on the adapter version. A block that is shared, copied, fetched or evicted wrongly changes what is
 drawn.
 """
 
@@ -26,21 +26,24 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 class MockStore:
-    """Two "layers" of one 64-bit number per token; not initialised to zero on purpose where dirty."""
+    """Two "layers" of one 64-bit number per token."""
+
+    bytes_per_block = 2 * KV_BLOCK * 8
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.layers = np.zeros((2, num_blocks, KV_BLOCK), np.uint64)
-        self.zeroed: list[int] = []
         self.copied: list[tuple[int, int]] = []
-
-    def zero_block(self, i: int) -> None:
-        self.layers[:, i] = 0
-        self.zeroed.append(i)
 
     def copy_block(self, src: int, dst: int) -> None:
         self.layers[:, dst] = self.layers[:, src]
         self.copied.append((src, dst))
+
+    def read_block(self, i: int, out: np.ndarray) -> None:
+        out[:] = self.layers[:, i].reshape(-1).view(np.uint8)
+
+    def write_block(self, i: int, data: np.ndarray) -> None:
+        self.layers[:, i] = data.view(np.uint64).reshape(2, KV_BLOCK)
 
 
 class MockRunner:
@@ -62,6 +65,7 @@ class MockRunner:
         self.eos_ids = eos_ids
         self.bad_token = bad_token
         self.flat = flat
+        self.weights = "mock"
         self.version = 0
         self.base = False
         self.num_tokens: list[int] = []  # of each forward
@@ -70,6 +74,9 @@ class MockRunner:
 
     def namespace(self) -> str:
         return "base" if self.base else f"policy:{self.version}"
+
+    def fingerprint(self) -> dict[str, str]:
+        return {"weights": self.weights, "adapter": "" if self.base else str(self.version)}
 
     def adapter_version(self) -> int:
         return self.version

@@ -26,7 +26,6 @@ class Accounting(RuleBasedStateMachine):
         self.stale: set[int] = set()  # held, with content of a retired namespace: never findable again
         self.idle: list[int] = []  # findable and not held, oldest release first
         self.lost: set[int] = set()  # idle in a retired namespace
-        self.used: set[int] = set()
 
     def held(self) -> set[int]:
         return {block for blocks in self.holds for block in blocks}
@@ -35,7 +34,6 @@ class Accounting(RuleBasedStateMachine):
     def allocate(self) -> None:
         free = NUM_BLOCKS - len(self.held())
         blank = free - len(self.idle) - len(self.lost)
-        before = len(self.store.zeroed)
         block = self.manager.allocate()
         if free == 0:
             assert block is None
@@ -51,8 +49,6 @@ class Accounting(RuleBasedStateMachine):
         else:
             assert block == self.idle.pop(0)
             del self.content[block]
-        assert self.store.zeroed[before:] == [block] * (block in self.used)
-        self.used.add(block)
         self.holds.append([block])
 
     @precondition(lambda self: self.holds)
@@ -116,7 +112,6 @@ class Accounting(RuleBasedStateMachine):
                 assert new == self.idle.pop(0)
                 del self.content[new]
             self.lost.discard(new)
-            self.used.add(new)
             holder[-1] = new
 
     @invariant()
@@ -160,12 +155,6 @@ def test_block_ids_are_the_same_in_every_process() -> None:
         assert got[i] == expected
 
 
-def test_a_manager_on_used_memory_zeroes_every_block_that_it_hands_out() -> None:
-    store = MockStore(3)
-    manager = BlockManager(store, dirty=True)
-    assert sorted(manager.allocate() for _ in range(3)) == sorted(store.zeroed) == [0, 1, 2]
-
-
 def test_retiring_takes_the_same_time_for_any_number_of_blocks() -> None:
     """Counted in touched blocks: none changes hands or is written."""
     manager = BlockManager(MockStore(512))
@@ -183,3 +172,32 @@ def test_retiring_takes_the_same_time_for_any_number_of_blocks() -> None:
     assert manager.num_free == 512
     assert manager.find(manager.namespace("policy:1"), ids) == []
     assert {manager.allocate() for _ in range(512)} == set(range(512))
+
+
+def test_a_retired_namespace_or_a_foreign_block_is_refused_and_counted() -> None:
+    manager = BlockManager(MockStore(4))
+    old = manager.namespace("policy:1")
+    block = manager.allocate()
+    manager.register(old, b"x", block)
+    manager.retire("policy:1")
+    assert manager.num_refused == 0
+    assert manager.find(old, [b"x"]) == []
+    assert manager.num_refused == 1
+    new = manager.namespace("policy:2")
+    new.table[b"x"] = block  # what a bug would do
+    assert manager.find(new, [b"x"]) == []
+    assert manager.num_refused == 2
+
+
+def test_a_findable_block_is_offered_before_it_is_given_away_unless_its_namespace_is_gone() -> None:
+    spilled: list[tuple[str, bytes, int]] = []
+    manager = BlockManager(
+        MockStore(3), spill=lambda space, key, block: spilled.append((space.name, key, block))
+    )
+    blocks = [manager.allocate() for _ in range(3)]
+    for name, key, block in zip(("base", "policy:1", "base"), (b"a", b"b", b"c"), blocks, strict=True):
+        manager.register(manager.namespace(name), key, block)
+    manager.release(blocks)
+    manager.retire("policy:1")
+    assert {manager.allocate() for _ in range(3)} == set(blocks)
+    assert spilled == [("base", b"c", blocks[2]), ("base", b"a", blocks[0])]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -44,12 +45,16 @@ def test_pool_layout_and_blocks(checkpoint: Checkpoint) -> None:
         layer.k[0] = number
         layer.v[0] = -number
     pool.copy_block(0, 2)
-    pool.zero_block(0)
+    data = np.zeros(pool.bytes_per_block, np.uint8)
+    pool.read_block(2, data)
+    for layer in pool.layers:
+        layer.k[2] = layer.v[2] = 7
+    pool.write_block(1, data)
     for number, layer in enumerate(pool.layers, 1):
-        assert bool((layer.k[2] == number).all())
-        assert bool((layer.v[2] == -number).all())
-        assert not layer.k[:2].any()
-        assert not layer.v[:2].any()
+        for block in (0, 1):
+            assert bool((layer.k[block] == number).all())
+            assert bool((layer.v[block] == -number).all())
+        assert bool((layer.k[2] == 7).all())
     with pytest.raises(CapacityError, match="at least one block"):
         KVPool(model, 0)
 

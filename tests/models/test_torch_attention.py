@@ -74,6 +74,21 @@ def test_paged_attention(option: str) -> None:
     assert torch.equal(pools[0].v, pools[1].v)
 
 
+def test_what_an_earlier_owner_left_in_a_block_reaches_nobody() -> None:
+    pool = KVLayer.zeros(2, 2, 12, 20)
+    pool.k.fill_(float("nan"))
+    pool.v.fill_(float("nan"))
+    q, k, v = inputs(5)
+    batch = AttentionBatch(
+        q_start=torch.tensor([0, 5], dtype=torch.int32),
+        kv_len=torch.tensor([5], dtype=torch.int32),
+        block_tables=torch.tensor([[1]], dtype=torch.int32),
+        slots=torch.arange(32, 37),
+    )
+    assert torch_attention.paged_attention(q, k, v, pool, batch, 0.3).isfinite().all()
+    assert pool.k[0].isnan().all()
+
+
 def test_the_wrong_layout_is_refused() -> None:
     q, k, v = inputs(3)
     batch = AttentionBatch(torch.tensor([0, 3]), torch.tensor([3]))

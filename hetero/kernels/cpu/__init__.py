@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hetero.kernels.batch import KV_BLOCK
-from hetero.kernels.cpu.context import Context, context, isa, isas, kernels, using
+from hetero.kernels.cpu.context import EXTENSION, Context, context, isa, isas, kernels, using
 from hetero.kernels.cpu.experts import (
     LoraGrads,
     PackedExpertLora,
@@ -15,6 +15,7 @@ from hetero.kernels.cpu.linear import LinearGrads, PackedLora, linear, linear_ba
 from hetero.kernels.cpu.packed import PANEL, PackedWeight, pack, pack_codes, padded
 
 __all__ = [
+    "EXTENSION",
     "KV_BLOCK",
     "PANEL",
     "Context",

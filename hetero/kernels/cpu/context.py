@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 
 from hetero import _C
 from hetero.errors import UnavailableError
+
+EXTENSION = Path(_C.__file__)
+"""The file that holds the kernels."""
 
 
 class Context:

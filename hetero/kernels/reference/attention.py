@@ -74,10 +74,13 @@ def attention(
 
 
 def write_kv(k: torch.Tensor, v: torch.Tensor, pool: KVLayer, slots: torch.Tensor) -> None:
-    """Put the keys k [T, Hkv, D] and values v [T, Hkv, Dv] of new tokens into their slots of the pool."""
+    """Put the keys k [T, Hkv, D] and values v [T, Hkv, Dv] of new tokens into their slots of the pool; the
+    token at offset 0 clears its block first."""
     d, dv = k.shape[2], v.shape[2]
-    for t, slot in enumerate(slots.tolist()):
-        block, offset = divmod(slot, KV_BLOCK)
+    places = [divmod(slot, KV_BLOCK) for slot in slots.tolist()]
+    for block in [block for block, offset in places if offset == 0]:
+        pool.k[block], pool.v[block] = 0, 0
+    for t, (block, offset) in enumerate(places):
         keys = pool.k[block].permute(0, 2, 1, 3)  # [Hkv, token, pair, parity]
         keys[:, offset] = torch.nn.functional.pad(k[t], (0, keys.shape[2] * 2 - d)).unflatten(-1, (-1, 2))
         values = pool.v[block].permute(0, 2, 4, 1, 3).flatten(1, 2)  # [Hkv, token, panel, dim] (a copy)
