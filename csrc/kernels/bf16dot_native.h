@@ -18,7 +18,7 @@ struct Bf16Dot {
   static Pairs broadcast(const uint32_t* pair) {
     return _mm512_set1_epi32(static_cast<int>(*pair));
   }
-  static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+  static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
   // sum += a.odd * b.odd, then a.even * b.even, in every lane
   static Sum dot(Sum sum, Pairs a, Pairs b) {
     return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);

@@ -60,8 +60,8 @@ inline void multiply_pieces(const void* a, int rows, int k_pad, const Format& fo
     float* to = c;
     for (int left = rows; left > 0;) {
       const int block = Tile::block_rows(left);
-      Tile::multiply(block, from + Tile::block_bytes(block, first), count, scratch, 0, to, ldc,
-                     first > 0);
+      Tile::multiply(block, from + Tile::block_bytes(block, first), count, scratch,
+                     {reinterpret_cast<const char*>(scratch), 0}, to, ldc, first > 0);
       from += Tile::block_bytes(block, k_pad);
       to += static_cast<ptrdiff_t>(block) * ldc;
       left -= block;

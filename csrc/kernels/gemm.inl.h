@@ -1,9 +1,10 @@
 // Walks the rows of the left operand in the tile's blocks.
 //
 // Tile provides: block_rows(rows_left), block_bytes(rows, k_pad), pack(row_ptrs, rows, k, k_pad,
-// dst), multiply(rows, a, k_pad, panel, ahead, c, ldc, accumulate), enter(), leave().
+// dst), multiply(rows, a, k_pad, panel, fetch, c, ldc, accumulate), enter(), leave().
 #pragma once
 
+#include "kernels/fetch.h"
 #include "kernels/kernel.h"
 
 namespace hetero {
@@ -55,13 +56,11 @@ void pack_a(const uint16_t* const* row_ptrs, int rows, int k, int k_pad, void* d
 void gemm(const void* a, int rows, int k_pad, const uint16_t* panel, float* c, int ldc,
           bool accumulate) {
   const char* from = static_cast<const char*>(a);
-  // The first block reads the panel from afar, so it fetches 4 KiB ahead. The others find the panel
-  // in the cache: they fetch the next one, which mostly is the one that follows in memory.
-  ptrdiff_t ahead = 2048;
-  while (rows > 0) {
+  const int blocks = a_blocks(rows);
+  for (int block = 0; block < blocks; ++block) {
     const int count = Tile::block_rows(rows);
-    Tile::multiply(count, from, k_pad, panel, ahead, c, ldc, accumulate);
-    ahead = static_cast<ptrdiff_t>(k_pad) * kPanel;
+    Tile::multiply(count, from, k_pad, panel, fetch_of(panel, k_pad, block, blocks), c, ldc,
+                   accumulate);
     from += Tile::block_bytes(count, k_pad);
     c += static_cast<ptrdiff_t>(count) * ldc;
     rows -= count;

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "base/dtype.h"
+#include "kernels/fetch.h"
 #include "kernels/kernel.h"
 
 namespace hetero {
@@ -44,8 +45,8 @@ struct Tile {
     }
   }
 
-  static void multiply(int rows, const void* a, int k_pad, const uint16_t* panel, ptrdiff_t,
-                       float* c, int ldc, bool accumulate) {
+  static void multiply(int rows, const void* a, int k_pad, const uint16_t* panel, Fetch, float* c,
+                       int ldc, bool accumulate) {
     const uint16_t* from = static_cast<const uint16_t*>(a);
     if (rows <= kTileRows) {
       multiply_tiles<1>(rows, from, k_pad, panel, c, ldc, accumulate);

@@ -5,6 +5,7 @@
 
 #include "base/dtype.h"
 #include "kernels/by_rows.inl.h"
+#include "kernels/fetch.h"
 #include "kernels/turn_avx2.h"
 #include "kernels/turned.inl.h"
 
@@ -66,8 +67,8 @@ struct Tile {
     }
   }
 
-  static void multiply(int rows, const void* a, int k_pad, const uint16_t* panel, ptrdiff_t,
-                       float* c, int ldc, bool accumulate) {
+  static void multiply(int rows, const void* a, int k_pad, const uint16_t* panel, Fetch, float* c,
+                       int ldc, bool accumulate) {
     const float* from = static_cast<const float*>(a);
     for (int half = 0; half < 2; ++half, panel += kPanel, c += kPanel / 2) {
       by_rows<kMaxRows>(rows, [&](auto count) {

@@ -5,6 +5,7 @@
 
 #include "base/dtype.h"
 #include "kernels/by_rows.inl.h"
+#include "kernels/fetch.h"
 #include "kernels/turn_avx512.h"
 #include "kernels/turned.inl.h"
 
@@ -33,8 +34,8 @@ struct Tile {
   }
 
   template <int kRows>
-  static void multiply_rows(const float* a, int k_pad, const uint16_t* panel, ptrdiff_t ahead,
-                            float* c, int ldc, bool accumulate) {
+  static void multiply_rows(const float* a, int k_pad, const uint16_t* panel, Fetch fetch, float* c,
+                            int ldc, bool accumulate) {
     __m512 left[kRows], right[kRows];
     for (int row = 0; row < kRows; ++row) {
       left[row] = accumulate ? _mm512_loadu_ps(c + row * ldc) : _mm512_setzero_ps();
@@ -42,8 +43,9 @@ struct Tile {
     }
     const __m512i odd_mask = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
     for (int i = 0; i < k_pad; i += 2, panel += 2 * kPanel, a += 2 * kRows) {
-      _mm_prefetch(reinterpret_cast<const char*>(panel + ahead), _MM_HINT_T0);
-      _mm_prefetch(reinterpret_cast<const char*>(panel + ahead + kPanel), _MM_HINT_T0);
+      _mm_prefetch(fetch.from, _MM_HINT_T1);
+      _mm_prefetch(fetch.from + 64, _MM_HINT_T1);
+      fetch.from += fetch.step;
       const __m512i pairs0 = _mm512_loadu_si512(panel);
       const __m512i pairs1 = _mm512_loadu_si512(panel + kPanel);
       const __m512 even0 = _mm512_castsi512_ps(_mm512_slli_epi32(pairs0, 16));
@@ -69,11 +71,11 @@ struct Tile {
     }
   }
 
-  static void multiply(int rows, const void* a, int k_pad, const uint16_t* panel, ptrdiff_t ahead,
+  static void multiply(int rows, const void* a, int k_pad, const uint16_t* panel, Fetch fetch,
                        float* c, int ldc, bool accumulate) {
     const float* from = static_cast<const float*>(a);
     by_rows<kMaxRows>(rows, [&](auto count) {
-      multiply_rows<decltype(count)::value>(from, k_pad, panel, ahead, c, ldc, accumulate);
+      multiply_rows<decltype(count)::value>(from, k_pad, panel, fetch, c, ldc, accumulate);
     });
   }
 };

@@ -7,6 +7,7 @@
 
 #include "base/dtype.h"
 #include "kernels/by_rows.inl.h"
+#include "kernels/fetch.h"
 #include "kernels/turned.inl.h"
 
 namespace hetero {
@@ -32,7 +33,7 @@ struct Tile {
   }
 
   template <int kRows>
-  static void multiply_rows(const uint32_t* a, int k_pad, const uint16_t* panel, ptrdiff_t ahead,
+  static void multiply_rows(const uint32_t* a, int k_pad, const uint16_t* panel, Fetch fetch,
                             float* c, int ldc, bool accumulate) {
     Bf16Dot::Sum left[kRows], right[kRows];
     for (int row = 0; row < kRows; ++row) {
@@ -40,8 +41,9 @@ struct Tile {
       right[row] = accumulate ? Bf16Dot::load(c + row * ldc + 16) : Bf16Dot::zero();
     }
     for (int i = 0; i < k_pad; i += 2, panel += 2 * kPanel, a += kRows) {
-      Bf16Dot::prefetch(panel + ahead);
-      Bf16Dot::prefetch(panel + ahead + kPanel);
+      Bf16Dot::prefetch(fetch.from);
+      Bf16Dot::prefetch(fetch.from + 64);
+      fetch.from += fetch.step;
       const Bf16Dot::Pairs pairs0 = Bf16Dot::load_pairs(panel);
       const Bf16Dot::Pairs pairs1 = Bf16Dot::load_pairs(panel + kPanel);
 #pragma GCC unroll 12
@@ -57,11 +59,11 @@ struct Tile {
     }
   }
 
-  static void multiply(int rows, const void* a, int k_pad, const uint16_t* panel, ptrdiff_t ahead,
+  static void multiply(int rows, const void* a, int k_pad, const uint16_t* panel, Fetch fetch,
                        float* c, int ldc, bool accumulate) {
     const uint32_t* from = static_cast<const uint32_t*>(a);
     by_rows<kMaxRows>(rows, [&](auto count) {
-      multiply_rows<decltype(count)::value>(from, k_pad, panel, ahead, c, ldc, accumulate);
+      multiply_rows<decltype(count)::value>(from, k_pad, panel, fetch, c, ldc, accumulate);
     });
   }
 };

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "base/dtype.h"
+#include "kernels/fetch.h"
 #include "kernels/turn_scalar.h"
 #include "kernels/turned.inl.h"
 
@@ -28,8 +29,8 @@ struct Tile {
     pack_floats(row_ptrs, rows, k, k_pad, static_cast<float*>(dst));
   }
 
-  static void multiply(int rows, const void* a, int k_pad, const uint16_t* panel, ptrdiff_t,
-                       float* c, int ldc, bool accumulate) {
+  static void multiply(int rows, const void* a, int k_pad, const uint16_t* panel, Fetch, float* c,
+                       int ldc, bool accumulate) {
     const float* from = static_cast<const float*>(a);
     float sum[kMaxRows][kPanel] = {};
     for (int row = 0; accumulate && row < rows; ++row) {
