@@ -25,6 +25,7 @@ from hetero.sandbox.launcher.start import main
 main()
 """
 REPLY_S = 120.0
+CGROUPS = "/sys/fs/cgroup"
 
 
 class Launcher:
@@ -34,7 +35,7 @@ class Launcher:
     matter. Any thread may send requests.
     """
 
-    def __init__(self, weaken: tuple[str, ...] = (), cgroups: bool = True) -> None:
+    def __init__(self, weaken: tuple[str, ...] = (), cgroups: str = CGROUPS) -> None:
         self.run: Run = open_run()
         self.pid = os.getpid()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

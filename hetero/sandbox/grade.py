@@ -92,8 +92,8 @@ def grade(
         judged = tester.wait()
         solution.kill()
         ended = solution.wait()
-    if judged.exit in (126, 127):
-        raise SandboxInfraError(f"The tests could not be run: {judged.stderr}")
+    if failure := judged.failure or ended.failure:
+        raise SandboxInfraError(f"The tests could not be run: {failure}.", "Use an image that has python3.")
     outcomes = {test: report.get(test, "was not run") for test in expect}
     return Verdict(all(o == "passed" for o in outcomes.values()), outcomes, flags, ended)
 

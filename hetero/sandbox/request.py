@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -115,6 +116,7 @@ def exec_request(
         "writable": [*policy.writable, "/dev", "/proc"],
         "sockets": True,
         "changes": LOGGED_CHANGES,
+        "asked": time.monotonic(),
         "weaken": list(weaken),
     }
 

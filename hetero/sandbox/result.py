@@ -20,7 +20,9 @@ class Result:
         stdout, stderr: what was kept of its output.
         bytes_out: bytes that it wrote in all.
         wall_s, cpu_s, max_rss: seconds, seconds of CPU of all its processes, bytes.
-        start_s: seconds from the launcher's fork to the command's exec.
+        start_s: seconds from the call to the command's exec.
+        failure: why it could not be executed (no such file, not permitted); "" when it was. Unlike `exit` and
+            `stderr`, nothing in the box can forge it.
     """
 
     exit: int | None
@@ -35,6 +37,7 @@ class Result:
     cpu_s: float
     max_rss: int
     start_s: float
+    failure: str = ""
 
     @property
     def timed_out(self) -> bool:
@@ -74,4 +77,5 @@ def result_of(frame: dict[str, Any], oom_kills: int = 0) -> Result:
         cpu_s=frame["cpu_s"],
         max_rss=frame["max_rss"],
         start_s=frame["start_s"],
+        failure=frame["failure"],
     )

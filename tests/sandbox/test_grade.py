@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 
@@ -170,6 +171,15 @@ def test_a_dead_launcher_is_no_verdict(make_box: Make) -> None:
     box._state = "closed"
     with Sandbox.create() as again:
         assert judge(again, HONEST).passed
+
+
+def test_a_tree_without_python_is_no_verdict(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That nothing could be run is no failure of the solution, and a solution cannot pretend it."""
+    claim = "import os\nos.write(2, b'sandbox: python3: No such file or directory'); os._exit(127)"
+    assert not judge(box, claim).passed
+    monkeypatch.setattr(sys.modules[grade.__module__], "_PYTHON", "/usr/bin/no-python")
+    with pytest.raises(SandboxInfraError, match="could not be run"):
+        judge(box, HONEST)
 
 
 def test_nothing_expected_is_refused(box: Sandbox) -> None:

@@ -35,6 +35,9 @@ def test_a_command_that_is_not_there_is_status_127(box: Sandbox) -> None:
     result = box.exec(["no-such-program", "x"])
     assert result.exit == 127
     assert "no-such-program: No such file" in result.stderr
+    assert result.failure == "no-such-program: No such file or directory"
+    forged = box.exec("echo 'sandbox: x: No such file or directory' >&2; exit 127")
+    assert (forged.exit, forged.failure) == (127, "")
     box.write_file("plain", "text", mode=0o644)
     assert box.exec(["/workspace/plain"]).exit == 126
     assert box.exec(["true"], cwd="/nowhere").exit == 127

@@ -16,13 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 NAMESPACES = (
-    k.CLONE_NEWUSER
-    | k.CLONE_NEWNS
-    | k.CLONE_NEWPID
-    | k.CLONE_NEWNET
-    | k.CLONE_NEWIPC
-    | k.CLONE_NEWUTS
-    | k.CLONE_NEWCGROUP
+    k.CLONE_NEWUSER | k.CLONE_NEWNS | k.CLONE_NEWPID | k.CLONE_NEWNET | k.CLONE_NEWIPC | k.CLONE_NEWUTS
 )
 ENTERED = NAMESPACES & ~k.CLONE_NEWPID
 """What a worker joins: its commands get a PID namespace of their own, so that a deadline kills exactly

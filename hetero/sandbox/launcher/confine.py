@@ -9,6 +9,7 @@ import resource
 
 from hetero.sandbox.launcher import kernel as k
 from hetero.sandbox.launcher import landlock, seccomp
+from hetero.sandbox.launcher.groups import Seat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,25 +34,43 @@ _RESET = (
 LANDLOCK = landlock.abi()
 
 
-def become_command(request: dict[str, Any], stdio: tuple[int, int, int], report: int) -> NoReturn:
-    """Confine this process and execute the request's command; on failure write errno and text to `report`."""
-    stage = "set up"
+READY = b"r"
+"""What the init of the command's PID namespace says when /proc is mounted."""
+OURS = "!"
+"""How reports of failures begin that are ours, not the command's."""
+
+
+def become_command(
+    request: dict[str, Any], stdio: tuple[int, int, int], seat: Seat, tied: tuple[int, int]
+) -> NoReturn:
+    """Confine this process and execute the request's command.
+
+    Args:
+        tied: (descriptor on which init says that it is ready, or -1; descriptor for errno and text of a
+            failure).
+    """
+    stage, (ready, report) = "", tied
     try:
+        seat.take()
         attach(request, stdio)
+        limit(request)
+        disarm(request)
+        if ready >= 0 and (said := os.read(ready, 64)) != READY:
+            raise OSError(int(said or b"5"), "the command's init has ended")
         os.dup2(report, 3, inheritable=False)
         report = 3
         k.close_all_but((0, 1, 2, 3))
-        os.umask(0o022)
         stage = "cwd " + request["cwd"]
         os.chdir(request["cwd"])
-        stage = "confine"
-        confine(request)
+        stage = ""
+        wall_in(request)
         stage = request["argv"][0]
         _execute(request["argv"], request["env"])
     except BaseException as error:
         number = getattr(error, "errno", None) or 5
         text = os.strerror(number) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-        os.write(report, f"{number}|{stage}: {text}".encode())
+        told = f"{number}|{stage}: {text}" if stage else f"{OURS}{number}|{text}"
+        os.write(report, told.encode())
     os._exit(127)
 
 
@@ -79,10 +98,21 @@ def limit(request: dict[str, Any]) -> None:
 
 def confine(request: dict[str, Any]) -> None:
     """Limits, no capabilities, Landlock, seccomp. The order matters: each step forbids what came before."""
-    weaken = request["weaken"]
     limit(request)
-    if "caps" not in weaken:
+    disarm(request)
+    wall_in(request)
+
+
+def disarm(request: dict[str, Any]) -> None:
+    """No capabilities, and files that only their owner can write."""
+    if "caps" not in request["weaken"]:
         k.drop_capabilities()
+    os.umask(0o022)
+
+
+def wall_in(request: dict[str, Any]) -> None:
+    """Landlock, then seccomp, which forbids what installs Landlock."""
+    weaken = request["weaken"]
     k.prctl(k.PR_SET_DUMPABLE, 1)
     if LANDLOCK and "landlock" not in weaken:
         readable, writable = tuple(request["readable"]), tuple(request["writable"])

@@ -14,7 +14,8 @@ import time
 from hetero.sandbox.launcher import kernel as k
 from hetero.sandbox.launcher import wire
 from hetero.sandbox.launcher.box import ENTERED, become
-from hetero.sandbox.launcher.confine import become_command
+from hetero.sandbox.launcher.confine import OURS, READY, become_command
+from hetero.sandbox.launcher.groups import Seat
 from hetero.sandbox.launcher.layers import changed_since, open_upper
 from hetero.sandbox.launcher.pump import Pump
 
@@ -24,34 +25,33 @@ if TYPE_CHECKING:
 
 
 def execute(
-    request: dict[str, Any], channel: int, box: tuple[int, int], lifeline: int, groups: list[int], tty: int
+    request: dict[str, Any], channel: int, box: tuple[int, int], lifeline: int, seat: Seat, tty: int
 ) -> None:
     """Run `request` and send its result on `channel`.
 
     Args:
         box: pid and pidfd of the box's first process.
         lifeline: readable when the box closes.
-        groups: descriptors of cgroup.procs files that the command joins.
+        seat: of the command in the box's control groups.
         tty: a terminal for the command's standard streams, or -1.
     """
-    started = time.monotonic()
     first, handle = box
     begun = time.time_ns()
     upper = open_upper(first)
     enter(handle, request["uid"], request["weaken"])
     nested = "pidns" not in request["weaken"]
-    init = _start_init() if nested else -1
+    init, ready = _start_init(seat) if nested else (-1, -1)
     request["terminal"] = tty >= 0
     stdio, ours = _pipes(tty, request["stdin"] is not None)
-    main, failure = _start_command(request, stdio, groups, nested)
+    main, failure = _start_command(request, stdio, seat, ready)
     for handle in set(stdio):
         os.close(handle)
     pump = Pump(request, channel, lifeline, main[1], ours, upper)
-    pump.exec_started = time.monotonic()
     reason = _failed_start(failure)
+    pump.exec_started = time.monotonic()
     pump.run(request["stdin"], freeze=_freezer)
     _, status, used = _finish(main, init, pump)
-    result = _result(request, pump, status, used, reason, started)
+    result = _result(pump, status, used, reason, request["asked"])
     if request["changes"]:
         result["changed"] = changed_since(upper, begun, request["changes"])
     wire.send(channel, result)
@@ -67,27 +67,25 @@ def enter(box: int, uid: int, weaken: list[str]) -> None:
     k.unshare(k.CLONE_NEWNS | (k.CLONE_NEWPID if "pidns" not in weaken else 0))
 
 
-def _start_init() -> int:
+def _start_init(seat: Seat) -> tuple[int, int]:
+    """(pid, descriptor on which it says that it is ready): the command is made meanwhile."""
     ready, done = os.pipe()
-    pid, _ = k.clone(0)
+    pid, _ = k.clone(0, seat.birth)
     if pid == 0:
-        _init(done)
+        _init(seat, done)
     os.close(done)
-    fine = os.read(ready, 64)
-    os.close(ready)
-    if fine != b"r":
-        raise OSError(int(fine or b"5"), "the command's init could not mount /proc")
-    return pid
+    return pid, ready
 
 
-def _init(done: int) -> None:
+def _init(seat: Seat, done: int) -> None:
     """G: mounts the namespace's /proc, then reaps until it is killed."""
     try:
         k.prctl(k.PR_SET_PDEATHSIG, k.SIGKILL)
         k.prctl(k.PR_SET_DUMPABLE, 0)
         _signal.pthread_sigmask(_signal.SIG_BLOCK, [k.SIGCHLD])
+        seat.take()
         k.mount("proc", "/proc", "proc", k.MS_NOSUID | k.MS_NODEV | k.MS_NOEXEC)
-        os.write(done, b"r")
+        os.write(done, READY)
     except OSError as error:
         os.write(done, str(error.errno or 5).encode())
         os._exit(1)
@@ -115,29 +113,26 @@ def _pipes(tty: int, with_input: bool) -> tuple[tuple[int, int, int], dict[str, 
 
 
 def _start_command(
-    request: dict[str, Any], stdio: tuple[int, int, int], groups: list[int], nested: bool
+    request: dict[str, Any], stdio: tuple[int, int, int], seat: Seat, ready: int
 ) -> tuple[tuple[int, int], int]:
     """((pid, pidfd), descriptor that tells why the exec failed)."""
-    go, release = os.pipe()
     failure, report = os.pipe()
-    pid, handle = k.clone(0)
+    pid, handle = k.clone(0, seat.birth)
     if pid == 0:
-        os.close(release)
-        os.read(go, 1)
-        become_command(request, stdio, report)
+        become_command(request, stdio, seat, (ready, report))
     os.close(report)
-    os.close(go)
-    for group in groups:
-        os.write(group, str(pid).encode())
-    os.write(release, b"g")
-    os.close(release)
+    if ready >= 0:
+        os.close(ready)
     return (pid, handle), failure
 
 
 def _failed_start(failure: int) -> str:
-    """Why the command could not be executed; "" when it was."""
+    """Why the command could not be executed; "" when it was. Raises OSError when that was our doing."""
     text = os.read(failure, 4096).decode("utf-8", "replace")
     os.close(failure)
+    if text.startswith(OURS):
+        number, _, told = text.removeprefix(OURS).partition("|")
+        raise OSError(int(number), told)
     return text
 
 
@@ -174,9 +169,7 @@ def _finish(main: tuple[int, int], init: int, pump: Pump) -> tuple[int, int, Any
     return found[0], found[1], (used.ru_utime + used.ru_stime, used.ru_maxrss)
 
 
-def _result(
-    request: dict[str, Any], pump: Pump, status: int, used: tuple[float, int], failure: str, started: float
-) -> dict[str, Any]:
+def _result(pump: Pump, status: int, used: tuple[float, int], failure: str, asked: float) -> dict[str, Any]:
     now = time.monotonic()
     signal = status & 0x7F
     number, _, text = failure.partition("|")
@@ -191,7 +184,7 @@ def _result(
         "bytes_out": sum(kept.total for kept in pump.kept.values()),
         "truncated": any(kept.truncated for kept in pump.kept.values()),
         "wall_s": now - pump.exec_started - pump.frozen_s,
-        "start_s": pump.exec_started - started,
+        "start_s": pump.exec_started - asked,
         "cpu_s": used[0],
         "max_rss": max(used[1] * 1024, pump.meter.peak),
     }

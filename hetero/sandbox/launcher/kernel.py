@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 CLONE_NEWTIME, CLONE_NEWNS, CLONE_NEWCGROUP = 0x80, 0x20000, 0x2000000
 CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWUSER = 0x4000000, 0x8000000, 0x10000000
 CLONE_NEWPID, CLONE_NEWNET, CLONE_PIDFD = 0x20000000, 0x40000000, 0x1000
+CLONE_INTO_CGROUP = 1 << 33
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 8, 0x1000, 0x4000, 1 << 18
 MNT_DETACH = 2
 ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV, ATTR_NOEXEC = 1, 2, 4, 8
@@ -33,6 +34,7 @@ _NUMBERS = {
 _SHARED = {
     "pidfd_send_signal": 424,
     "pidfd_open": 434,
+    "clone3": 435,
     "close_range": 436,
     "openat2": 437,
     "mount_setattr": 442,
@@ -62,10 +64,16 @@ def call(name: str, *arguments: object, what: str = "") -> int:
     return check(int(_libc.syscall(ctypes.c_long(number), *passed)), what or name)
 
 
-def clone(flags: int) -> tuple[int, int]:
-    """(pid, pidfd) in the parent, (0, -1) in the child."""
+def clone(flags: int, group: int = -1) -> tuple[int, int]:
+    """(pid, pidfd) in the parent, (0, -1) in the child, which is born into the v2 control group whose
+    directory `group` is."""
     handle = ctypes.c_int(-1)
-    pid = call("clone", flags | CLONE_PIDFD | SIGCHLD, 0, ctypes.byref(handle), 0, 0)
+    if group < 0:
+        pid = call("clone", flags | CLONE_PIDFD | SIGCHLD, 0, ctypes.byref(handle), 0, 0)
+    else:
+        words = (ctypes.c_uint64 * 11)(flags | CLONE_PIDFD | CLONE_INTO_CGROUP, ctypes.addressof(handle))
+        words[4], words[10] = SIGCHLD, group
+        pid = call("clone3", ctypes.byref(words), ctypes.sizeof(words))
     return pid, (handle.value if pid else -1)
 
 

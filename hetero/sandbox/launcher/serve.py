@@ -20,7 +20,7 @@ from hetero.sandbox.launcher import kernel as k
 from hetero.sandbox.launcher import tree, wire
 from hetero.sandbox.launcher.execute import execute
 from hetero.sandbox.launcher.files import serve_files
-from hetero.sandbox.launcher.groups import Groups
+from hetero.sandbox.launcher.groups import Groups, Seat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ _GRACE_S = 5.0
 class Box:
     """What the launcher knows of one box."""
 
-    def __init__(self, pid: int, handle: int, lifeline: tuple[int, int], groups: list[int]) -> None:
-        self.pid, self.handle, self.lifeline, self.groups = pid, handle, lifeline, groups
+    def __init__(self, pid: int, handle: int, lifeline: tuple[int, int], seat: Seat) -> None:
+        self.pid, self.handle, self.lifeline, self.seat = pid, handle, lifeline, seat
         self.members = {pid}
         self.closing = False
         self.closing_since = 0.0
@@ -47,14 +47,15 @@ class Launcher:
     Args:
         control: SOCK_SEQPACKET socket of the owner.
         owner: pidfd of the owner's process.
-        settings: run (directory to remove at the end), outer (host uid and gid of boxes), groups (a name).
+        settings: run (directory to remove at the end), outer (host uid and gid of boxes), groups (a name),
+            cgroups (where control groups are mounted).
     """
 
     def __init__(self, control: _socket.socket, owner: int, settings: dict[str, Any]) -> None:
         self.control, self.owner, self.settings = control, owner, settings
         self.boxes: dict[str, Box] = {}
         self.where: dict[int, str] = {}
-        self.groups = Groups(settings["groups"], settings["cgroups"])
+        self.groups = Groups(settings["groups"], settings["cgroups"], settings["outer"])
         self.wake, self._woken = os.pipe()
         for handle in (self.wake, self._woken):
             os.set_blocking(handle, False)
@@ -110,7 +111,7 @@ class Launcher:
     def _do_create(self, name: str, details: dict[str, Any], handles: list[int]) -> None:
         if name in self.boxes:
             raise OSError(17, f"there is a box {name} already")
-        groups = self.groups.make(name, details)
+        seat = self.groups.make(name, details)
         lifeline = os.pipe()
         mapped, release = os.pipe()
         channel = handles[0]
@@ -118,7 +119,7 @@ class Launcher:
         if pid == 0:
             self._child(lambda: boxes.live(wire.receive(channel), channel, mapped, lifeline[0]))
         os.close(mapped)
-        known = self.boxes[name] = Box(pid, handle, lifeline, groups)
+        known = self.boxes[name] = Box(pid, handle, lifeline, seat)
         self.where[pid] = name
         try:
             boxes.map_user(pid, details["uid"], self.settings["outer"])
@@ -140,7 +141,7 @@ class Launcher:
 
     def _work(self, known: Box, handles: list[int]) -> None:
         channel, tty = handles[0], handles[1] if len(handles) > 1 else -1
-        kept = {0, 1, 2, channel, known.handle, known.lifeline[0], *known.groups}
+        kept = {0, 1, 2, channel, known.handle, known.lifeline[0], *known.seat.handles()}
         k.close_all_but(kept | ({tty} if tty >= 0 else set()))
         _signal.set_wakeup_fd(-1)
         k.prctl(k.PR_SET_PDEATHSIG, k.SIGKILL)
@@ -149,7 +150,7 @@ class Launcher:
             return
         try:
             if request["op"] == "exec":
-                execute(request, channel, (known.pid, known.handle), known.lifeline[0], known.groups, tty)
+                execute(request, channel, (known.pid, known.handle), known.lifeline[0], known.seat, tty)
             else:
                 serve_files(request, channel, (known.pid, known.handle))
         except OSError as error:
@@ -221,7 +222,7 @@ class Launcher:
             if time.monotonic() - known.closing_since > _GRACE_S:
                 self.groups.kill(name)
             return
-        for handle in (known.handle, known.lifeline[0], *known.groups):
+        for handle in (known.handle, known.lifeline[0], *known.seat.handles()):
             os.close(handle)
         del self.boxes[name]
         for waiter in known.waiters:
