@@ -24,6 +24,8 @@ from hetero.sandbox.sandbox import Sandbox
 from hetero.sandbox.snapshot import Snapshot
 
 _PYTHON = "/usr/bin/python3"
+_ISOLATED = ("-I",)
+"""No PYTHON* variable, no user's site directory, nothing from the working directory."""
 _SUSPICIOUS = ("conftest.py", "sitecustomize.py", "usercustomize.py", "pytest.ini", "tox.ini", "setup.cfg")
 _SLACK_S = 5.0
 _TESTER_POLICY = Policy(limits=Limits(wall_s=None))
@@ -80,10 +82,10 @@ def grade(
     with fresh_fork(source) as box, Sandbox.create(policy=_TESTER_POLICY) as quiet:
         flags = suspicious_files(box)
         solution = box.exec(
-            [_PYTHON, "-I", "-c", ANSWER, module], stdin=b"", background=True, timeout=timeout
+            [_PYTHON, *_ISOLATED, "-c", ANSWER, module], stdin=b"", background=True, timeout=timeout
         )
         tester = quiet.exec(
-            [_PYTHON, "-I", "-c", TESTER],
+            [_PYTHON, *_ISOLATED, "-c", TESTER],
             stdin=line([dict(tests), list(expect)]),
             background=True,
             timeout=timeout + _SLACK_S,

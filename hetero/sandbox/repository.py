@@ -14,6 +14,8 @@ _ENVIRONMENT = {
     "GIT_CONFIG_GLOBAL": os.devnull,
     "GIT_CONFIG_NOSYSTEM": "1",
     "GIT_TERMINAL_PROMPT": "0",
+    "GIT_ALLOW_PROTOCOL": "",  # a partial clone would fetch what it lacks, by a command that it names itself
+    "GIT_NO_LAZY_FETCH": "1",
     "GIT_AUTHOR_NAME": "task",
     "GIT_AUTHOR_EMAIL": "task@localhost",
     "GIT_COMMITTER_NAME": "task",
@@ -39,12 +41,7 @@ def prepare_repository(source: Path, commit: str, target: Path, secrets: tuple[s
     if target.exists() and any(target.iterdir()):
         raise ImageError(f"{target} is not empty.", "Name a new directory.")
     target.mkdir(parents=True, exist_ok=True)
-    archive = _git(source, "archive", "--format=tar", commit)
-    done = subprocess.run(["tar", "-x", "-C", str(target)], input=archive, check=False, capture_output=True)
-    if done.returncode != 0:
-        raise ImageError(f"The files of {commit} cannot be unpacked: {done.stderr.decode()[:300]}")
-    if (target / ".git").exists():
-        shutil.rmtree(target / ".git")
+    export(source, commit, target)
     _git(target, "init", "--quiet", "--initial-branch=main", "--template=")
     _git(target, "add", "--all", "--force")
     _git(target, "commit", "--quiet", "--allow-empty", "--no-verify", "--message=Task")
@@ -54,6 +51,21 @@ def prepare_repository(source: Path, commit: str, target: Path, secrets: tuple[s
         if has_object(target, secret):
             raise ImageError(f"The object {secret} is in the prepared repository: it would leak.")
     return head
+
+
+def export(source: Path, commit: str, target: Path) -> None:
+    """The files of a commit, by way of an empty repository in `target` that borrows the objects: nothing that
+    the configuration of `source` names as a filter or monitor is run, and no attribute leaves a file out.
+
+    Raises ImageError when git fails.
+    """
+    name = _git(source, "rev-parse", "--verify", "--end-of-options", commit).decode().strip()
+    objects = source / _git(source, "rev-parse", "--git-path", "objects").decode().strip()
+    borrowed = {"GIT_ALTERNATE_OBJECT_DIRECTORIES": str(objects.resolve())}
+    _git(target, "init", "--quiet", "--template=")
+    _git(target, "read-tree", name, **borrowed)
+    _git(target, "checkout-index", "--all", "--force", **borrowed)
+    shutil.rmtree(target / ".git")
 
 
 def has_object(repository: Path, name: str) -> bool:
@@ -67,12 +79,12 @@ def has_object(repository: Path, name: str) -> bool:
     return done.returncode == 0
 
 
-def _git(directory: Path, *arguments: str) -> bytes:
+def _git(directory: Path, *arguments: str, **variables: str) -> bytes:
     safe = ["-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "safe.directory=*"]
     try:
         done = subprocess.run(
             ["git", *safe, "-C", str(directory), *arguments],
-            env=_ENVIRONMENT,
+            env={**_ENVIRONMENT, **variables},
             check=False,
             capture_output=True,
         )

@@ -97,7 +97,7 @@ def exec_request(
             "space": None if hard_memory or memory is None else memory + 256 * _MB,
             "processes": limits.pids if "nproc" not in weaken else None,
             "files": limits.open_files,
-            "core": 0 if "core" not in weaken else None,
+            "core": 1 if "core" not in weaken else -1,
         },
         "sums": {
             "memory": None if hard_memory else memory,

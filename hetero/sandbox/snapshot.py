@@ -103,12 +103,7 @@ def seal(box: B, mode: str, restart: bool = True) -> Snapshot[B]:
             return Snapshot(name, layers, box)
         box._end_processes()
     else:
-        directory = box._directory
-        assert directory is not None
-        box._directory = None
-        box._end_processes()
-        (directory / "u").rename(target)
-        tree.remove(str(directory))
+        restart &= _take_upper(box, target)
     older = box._layers
     box._layers = (str(target), *older)
     box._layers = flattened(box, box._layers)
@@ -118,6 +113,20 @@ def seal(box: B, mode: str, restart: bool = True) -> Snapshot[B]:
     if restart:
         box._start()
     return Snapshot(name, box._layers, box)
+
+
+def _take_upper(box: B, target: Path) -> bool:
+    """Make the box's upper layer a sealed one, once none of its processes lives; whether they are gone."""
+    directory = box._directory
+    assert directory is not None
+    if "seal" in box._weaken:
+        (directory / "u").rename(target)
+        return False
+    box._directory = None
+    box._end_processes()
+    (directory / "u").rename(target)
+    tree.remove(str(directory))
+    return True
 
 
 def _copy_frozen(box: B, target: Path) -> None:

@@ -67,3 +67,11 @@ ABSTRACT = (
     "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(chr(0) + sys.argv[1]);"
     " print('connected')"
 )
+
+LIAR = "import time; time.time = time.monotonic = time.perf_counter = lambda: 0.0; time.sleep(0.4)"
+INSIDE_TIMER = """
+import runpy, time
+started = time.time()
+runpy.run_path("solution.py")
+print(max(time.time() - started, 0.0))
+"""

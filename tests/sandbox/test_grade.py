@@ -12,6 +12,7 @@ from hetero.errors import ArgumentError
 from hetero.sandbox import client
 from hetero.sandbox.errors import SandboxDead, SandboxInfraError
 from hetero.sandbox.grade import Verdict, grade
+from hetero.sandbox.image import python_image
 from hetero.sandbox.sandbox import Sandbox
 
 Make = Callable[..., Sandbox]
@@ -96,25 +97,52 @@ def test_hacks_do_not_pass(box: Sandbox, name: str) -> None:
     assert verdict.outcomes[EXPECT[1]] != "passed"
 
 
-@pytest.mark.parametrize("name", ["exit at import", "always equal", "forged report", "skip at import"])
+NAIVE = """
+import sys, traceback, unittest
+sys.path.insert(0, '.')
+try:
+{tests}
+    for test in (test_add, test_list):
+        try: test()
+        except unittest.SkipTest: pass
+except unittest.SkipTest: pass
+"""
+EXPECTING = """
+def test_add():
+    tests, expect = 'tests.py', 5
+    assert add(2, 3) == expect
+def test_list():
+    tests, expect = 'tests.py', [1, 2]
+    assert add([1], [2]) == expect
+"""
+STACK_WALK = """
+import sys
+def add(a, b):
+    frame = sys._getframe()
+    while frame:
+        if 'expect' in frame.f_locals: return frame.f_locals['expect']
+        frame = frame.f_back
+"""
+
+
+@pytest.mark.parametrize(
+    "name", ["exit at import", "always equal", "forged report", "skip at import", "skip", "stack walk"]
+)
 def test_the_hacks_fool_exit_code_grading(box: Sandbox, name: str) -> None:
     """The tests above can fail: a runner that shares its process with the solution is fooled."""
-    box.write_file("solution.py", HACKS[name])
-    body = (
-        TESTS["tests.py"]
-        + "\nimport unittest\n"
-        + ("for f in (test_add, test_list):\n    try: f()\n    except unittest.SkipTest: pass\n")
-    )
-    skipping = (
-        "import unittest, sys\nsys.path.insert(0, '.')\ntry:\n"
-        + "".join(f"    {row}\n" for row in body.splitlines())
-        + "except unittest.SkipTest: pass\n"
-    )
-    done = box.exec(["python3", "-c", skipping])
+    walks = name == "stack walk"
+    box.write_file("solution.py", STACK_WALK if walks else HACKS[name])
+    tests = "from solution import *\n" + EXPECTING if walks else TESTS["tests.py"]
+    naive = NAIVE.format(tests="".join(f"    {row}\n" for row in tests.splitlines()))
+    done = box.exec(["python3", "-c", naive])
     assert done.exit == 0 or '"passed"' in done.stdout
+    verdict = judge(box, STACK_WALK if walks else HACKS[name])
+    assert not verdict.passed
 
 
-def test_planted_configuration_changes_nothing_and_is_flagged(box: Sandbox) -> None:
+def test_planted_configuration_changes_nothing_and_is_flagged(
+    box: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
     evil = "import builtins, os\nos._exit(0)\n"
     for path in (
         "conftest.py",
@@ -134,6 +162,34 @@ def test_planted_configuration_changes_nothing_and_is_flagged(box: Sandbox) -> N
     assert "configuration file /workspace/conftest.py" in verdict.flags
     assert not box.exec("test -e /tmp/ran").ok
     assert not judge(box, HACKS["wrong"]).passed
+    monkeypatch.setattr(sys.modules[grade.__module__], "_ISOLATED", ())
+    assert not judge(box, HONEST).passed  # what was planted acts where the harness lets it
+
+
+CONFTEST = """
+import pytest
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item): item.runtest = lambda: None
+"""
+
+
+def test_a_conftest_fools_pytest_in_the_workspace_only(make_box: Make) -> None:
+    """pytest beside the solution believes what the solution's conftest.py says; grading does not load it."""
+    box = make_box(image=python_image())
+    try:
+        box.write_file("test_it.py", "from solution import *\ndef test_add(): assert add(2, 3) == 6\n")
+        box.write_file("solution.py", HONEST)
+        pytest_run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py"]
+        if "No module named" in (honest := box.exec(pytest_run)).stderr or honest.failure:
+            pytest.skip("this interpreter cannot be read by the boxes' user")
+        assert honest.exit == 1
+        box.write_file("conftest.py", CONFTEST)
+        assert box.exec(pytest_run).exit == 0
+        assert not grade(
+            box, {"t.py": "from solution import *\ndef test_x(): assert add(2, 3) == 6\n"}, ["t.py::test_x"]
+        ).passed
+    finally:
+        box.close()
 
 
 def test_a_late_writer_is_dead_before_grading(box: Sandbox) -> None:

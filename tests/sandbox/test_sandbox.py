@@ -144,6 +144,14 @@ def test_images(make_box: Make, host_dir: Path) -> None:
     shown = make_box(policy=Policy(readable=(str(host_dir),)))
     assert shown.read_file(f"{host_dir}/data.txt") == b"mine"
     assert shown.exec(f"echo x > {host_dir}/data.txt").exit != 0
+    private = host_dir / "private"
+    (private / "open").mkdir(parents=True)
+    (private / "open" / "f").write_text("shown on purpose")
+    (private / "other").write_text("not shown")
+    private.chmod(0o700)
+    inner = make_box(policy=Policy(readable=(f"{private}/open",)))
+    assert inner.read_file(f"{private}/open/f") == b"shown on purpose"
+    assert inner.exec(["cat", f"{private}/other"]).exit != 0
 
 
 def test_a_closed_box_says_so(box: Sandbox) -> None:

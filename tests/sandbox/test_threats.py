@@ -14,8 +14,9 @@ from pathlib import Path
 import attacks
 import pytest
 
+from hetero.sandbox import isolation, repository
 from hetero.sandbox.client import Launcher
-from hetero.sandbox.errors import ImageError, PolicyDenied
+from hetero.sandbox.errors import ImageError, IsolationUnavailable, PolicyDenied
 from hetero.sandbox.policy import Limits, Policy
 from hetero.sandbox.repository import has_object, prepare_repository
 from hetero.sandbox.sandbox import Sandbox
@@ -93,6 +94,27 @@ def test_3_protected_files_cannot_be_changed(make_box: Make, host_dir: Path) -> 
     weak = make_box("protect", policy=policy, image=host_dir)
     weak.exec(tries)
     assert not weak.exec("grep -q 'assert False' deep/tests/t.py").ok
+
+
+def test_5_nothing_writes_after_the_sealing(make_box: Make) -> None:
+    """What is graded is what was sealed: a writer that outlived the sealing could change it in between."""
+    writer = "trap '' TERM HUP; while true; do echo $((n=n+1)) > verdict; done"
+
+    def is_still(box: Sandbox) -> bool:
+        box.exec(f"setsid --wait sh -c {writer!r}", background=True, timeout=60)
+        while not box.exec("test -s verdict").ok:
+            pass
+        with box.snapshot() as sealed:
+            seen = []
+            for _ in range(2):
+                [child] = sealed.fork(1)
+                seen.append(child.read_file("verdict"))
+                child.close()
+                time.sleep(0.3)
+        return seen[0] == seen[1]
+
+    assert is_still(make_box())
+    assert not is_still(make_box("seal"))
 
 
 def test_6_nothing_outlives_the_deadline(make_box: Make) -> None:
@@ -291,19 +313,78 @@ def test_18_uploads_do_not_follow_swapped_directories(make_box: Make, host_dir: 
 
 
 def test_20_time_is_taken_outside(make_box: Make) -> None:
-    liar = "import time; t = time.time; time.time = lambda: 0.0; time.sleep(0.4); print(time.time())"
-    result = make_box().exec(["python3", "-c", liar])
-    assert result.stdout == "0.0\n"
-    assert result.wall_s >= 0.4
-    assert not make_box().exec("date -s 2001-01-01").ok
+    box = make_box()
+    box.write_file("solution.py", attacks.LIAR)
+    assert box.exec(["python3", "solution.py"]).wall_s >= 0.4
+    inside = box.exec(["python3", "-c", attacks.INSIDE_TIMER])  # a harness that shares its process
+    assert float(inside.stdout) < 0.4
+    assert inside.wall_s >= 0.4
+    assert not box.exec("date -s 2001-01-01").ok
 
 
 def test_21_no_core_is_dumped(make_box: Make) -> None:
-    limit = "grep 'Max core file size' /proc/self/limits"
-    assert make_box().exec(limit).stdout.split()[4:6] == ["0", "0"]
-    box = make_box()
-    assert box.exec("ulimit -c unlimited 2>/dev/null; kill -ABRT $$").signal == 6
+    limits = "grep 'Max core file size' /proc/self/limits"
+    reset = "import resource as r; r.setrlimit(r.RLIMIT_CORE, (0, 0)); r.prlimit(0, r.RLIMIT_CORE, (0, 0));"
+    show = "print(open('/proc/self/limits').read())"
+    crash = "ulimit -c unlimited; kill -ABRT $$"
+    box, weak = make_box(), make_box("core")
+    assert box.exec(limits).stdout.split()[4:6] == ["1", "1"]  # with 0, a host program would get the dump
+    kept = next(row for row in python(box, reset + show).splitlines() if "core" in row)
+    assert kept.split()[4:6] == ["1", "1"]
+    assert "Max open files            77" in python(
+        box, f"import resource as r; r.setrlimit(7, (77, 77));{show}"
+    )
+    assert box.exec(crash).signal == 6
     assert box.list_dir() == []
+    assert weak.exec(limits).stdout.split()[4] == "unlimited"
+    assert weak.exec(crash).signal == 6
+    if not Path("/proc/sys/kernel/core_pattern").read_text().startswith(("|", "/", "@")):
+        assert [entry.name.partition(".")[0] for entry in weak.list_dir()] == ["core"]
+
+
+def test_22_nothing_planted_is_read_by_the_harness(
+    host_dir: Path, monkeypatch: pytest.MonkeyPatch, make_box: Make
+) -> None:
+    """A repository whose configuration names programs: preparing it for a task runs none of them."""
+    origin, ran = host_dir / "origin", host_dir / "ran"
+
+    def git(*arguments: str) -> bytes:
+        name = ["-c", "user.name=x", "-c", "user.email=x@y", "-c", "safe.directory=*"]
+        return subprocess.run(
+            ["git", "-C", str(origin), *name, *arguments], check=True, capture_output=True
+        ).stdout
+
+    origin.mkdir()
+    git("init", "-q")
+    (origin / "code.py").write_text("text\n")
+    (origin / ".gitattributes").write_text("*.py filter=evil diff=evil\ncode.py export-ignore\n")
+    git("add", "."), git("commit", "-qm", "base")
+    plant = f"sh -c 'touch {ran}; cat'"
+    for key in (
+        "filter.evil.smudge",
+        "filter.evil.clean",
+        "core.fsmonitor",
+        "core.pager",
+        "diff.evil.textconv",
+    ):
+        git("config", key, plant)
+    for hook in ("post-checkout", "post-index-change", "pre-commit", "post-commit"):
+        (origin / ".git" / "hooks" / hook).write_text(f"#!/bin/sh\ntouch {ran}\n")
+        (origin / ".git" / "hooks" / hook).chmod(0o755)
+    prepare_repository(origin, "HEAD", host_dir / "task")
+    assert not ran.exists()
+    assert (host_dir / "task" / "code.py").read_text() == "text\n"
+    box = make_box(image=host_dir / "task")
+    assert (
+        box.exec("git status --short && git config --list --local && ls .git/hooks").stdout.count("evil") == 0
+    )
+
+    def naive(source: Path, commit: str, target: Path) -> None:
+        git("checkout-index", "--all", "--force", f"--prefix={target}/")
+
+    monkeypatch.setattr(repository, "export", naive)
+    prepare_repository(origin, "HEAD", host_dir / "weak")
+    assert ran.exists()
 
 
 def test_23_forks_do_not_share_randomness(box: Sandbox) -> None:
@@ -331,6 +412,13 @@ except IsolationUnavailable as error:
 else:
     print('ran')
 """
+
+
+def test_24_a_required_tier_is_never_a_wish(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(IsolationUnavailable, match="was required"):
+        Sandbox.create(min_isolation="microvm")
+    monkeypatch.setattr(isolation, "require", lambda *_: None)
+    Sandbox.create(min_isolation="microvm").close()
 
 
 def test_24_without_isolation_nothing_runs(host_dir: Path) -> None:

@@ -66,10 +66,11 @@ def live(spec: dict[str, Any], channel: int, mapped: int, lifeline: int) -> None
         k.close_all_but((0, 1, 2, channel, mapped, lifeline))
         if os.read(mapped, 1) != b"m":
             os._exit(1)
+        sources = [os.open(source, os.O_PATH) for source, _ in spec["binds"]]
         become(spec["uid"])
         if "lifeline" not in weaken:
             k.prctl(k.PR_SET_PDEATHSIG, k.SIGKILL)
-        upper = root.build(spec)
+        upper = root.build(spec, sources)
         k.sethostname(b"sandbox")
         if "network" not in weaken:
             _loopback()

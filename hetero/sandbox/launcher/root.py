@@ -19,16 +19,21 @@ _DEVICES = ("null", "zero", "full", "random", "urandom")
 _DEV_LINKS = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2", "ptmx": "pts/ptmx"}
 
 
-def build(spec: dict[str, Any]) -> int:
-    """Mount the tree of `spec` and make it the root; a descriptor of its upper layer. Raises OSError."""
+def build(spec: dict[str, Any], sources: list[int]) -> int:
+    """Mount the tree of `spec` and make it the root; a descriptor of its upper layer. Raises OSError.
+
+    `sources`: descriptors of what spec["binds"] names, opened by whoever wants it shown: the box's user may
+    lack the way there, such as root's home.
+    """
     k.mount("none", "/", flags=k.MS_REC | k.MS_PRIVATE)
     os.chdir(spec["dir"])
     upper = os.open(_overlay(spec), os.O_RDONLY | os.O_DIRECTORY)
     os.chdir("root")
     _prepare(spec)
     _pin_writable(spec)
-    for source, target in spec["binds"]:
-        k.bind(source, target.lstrip("/"))
+    for source, (_, target) in zip(sources, spec["binds"], strict=True):
+        k.bind(f"/proc/self/fd/{source}", target.lstrip("/"))
+        os.close(source)
         k.set_mount(target.lstrip("/"), k.ATTR_RDONLY | k.ATTR_NOSUID | k.ATTR_NODEV)
     _dev(spec)
     flags = k.MS_NOSUID | k.MS_NODEV | k.MS_NOEXEC

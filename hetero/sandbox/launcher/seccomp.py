@@ -19,10 +19,20 @@ FAMILIES = (1, 2, 10, 16)
 """AF_UNIX, AF_INET, AF_INET6, AF_NETLINK."""
 NAMESPACE_FLAGS = 0x7E020080
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C
+RLIMIT_CORE = 4
 
 _ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _SPECIAL = {
-    "x86_64": {"clone": 56, "clone3": 435, "ioctl": 16, "socket": 41, "socketpair": 53, "personality": 135},
+    "x86_64": {
+        "clone": 56,
+        "clone3": 435,
+        "ioctl": 16,
+        "socket": 41,
+        "socketpair": 53,
+        "personality": 135,
+        "setrlimit": 160,
+        "prlimit64": 302,
+    },
     "aarch64": {
         "clone": 220,
         "clone3": 435,
@@ -30,6 +40,8 @@ _SPECIAL = {
         "socket": 198,
         "socketpair": 199,
         "personality": 92,
+        "setrlimit": 164,
+        "prlimit64": 261,
     },
 }
 DENIED: dict[str, tuple[int, int]] = {
@@ -149,8 +161,22 @@ def program(
     second = _statement(_LOAD, _FIRST + 8)
     requests = [_jump(_EQUAL, TIOCSTI, 1, 0), _jump(_EQUAL, TIOCLINUX, 0, 1), refuse]
     lines += [_reload(), _jump(_EQUAL, special["ioctl"], 0, 1 + len(requests)), second, *requests]
+    lines += _keep_core_limit(special)
     lines += [_statement(_RETURN, ALLOW)]
     return b"".join(lines)
+
+
+def _keep_core_limit(special: dict[str, int]) -> list[bytes]:
+    """Setting RLIMIT_CORE succeeds and does nothing: 1 is the one value with which the kernel starts no host
+    program for a core dump, and who asks for 0 wants no dump either."""
+    done = _statement(_RETURN, ERRNO | 0)
+    first, second, third = (_statement(_LOAD, _FIRST + 8 * index) for index in range(3))
+    high = _statement(_LOAD, _FIRST + 8 * 2 + 4)
+    is_core = _jump(_EQUAL, RLIMIT_CORE, 0, 1)
+    plain = [_reload(), _jump(_EQUAL, special["setrlimit"], 0, 3), first, is_core, done]
+    sets = [third, _jump(_EQUAL, 0, 0, 2), high, _jump(_EQUAL, 0, 1, 0), done]
+    other = [_jump(_EQUAL, special["prlimit64"], 0, 7), second, _jump(_EQUAL, RLIMIT_CORE, 0, 5), *sets]
+    return [*plain, _reload(), *other]
 
 
 def _reload() -> bytes:
