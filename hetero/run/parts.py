@@ -55,7 +55,11 @@ class Parts:
 
 @contextmanager
 def prepared(recipe: Recipe, out: Path, *, resume: bool, watch: Watch) -> Iterator[Parts]:
-    """Open directory, data, rewards and model, what fails cheapest first; close them at the end."""
+    """Open directory, data, rewards and model, what fails cheapest first; close them at the end.
+
+    Reward processes start before the model is there, and with them their launchers of sandboxes: nothing is
+    forked from a large process, and a machine without sandboxes is told so at once.
+    """
     with ExitStack() as stack:
         stop = stack.enter_context(stop_signals())
         folder = stack.enter_context(closing(RunDirectory.open(out, recipe, resume=resume)))

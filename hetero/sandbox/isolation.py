@@ -74,6 +74,10 @@ def causes() -> dict[int, tuple[str, str]]:
             "Set sysctl user.max_user_namespaces to 10000 or more.",
         ),
         1: ("this process may not make user namespaces", "Allow unshare in the container's seccomp profile."),
+        13: (
+            "the boxes' user cannot reach the store or a layer of the image",
+            "Put them (HETERO_STORE) where other users may pass: directories of mode 755 up to the root.",
+        ),
         22: (
             "the store lies on a file system that overlayfs cannot write to",
             "Set HETERO_STORE to a directory on ext4, xfs, btrfs or tmpfs.",

@@ -98,7 +98,7 @@ def test_3_protected_files_cannot_be_changed(make_box: Make, host_dir: Path) -> 
 
 def test_5_nothing_writes_after_the_sealing(make_box: Make) -> None:
     """What is graded is what was sealed: a writer that outlived the sealing could change it in between."""
-    writer = "trap '' TERM HUP; while true; do echo $((n=n+1)) > verdict; done"
+    writer = "trap '' TERM HUP; while true; do echo $((n=n+1)) >> verdict; done"
 
     def is_still(box: Sandbox) -> bool:
         box.exec(f"setsid --wait sh -c {writer!r}", background=True, timeout=60)

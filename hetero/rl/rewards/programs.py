@@ -37,6 +37,11 @@ print(json.dumps(answers))
 """
 
 
+def prepare() -> None:
+    """Start the launcher of sandboxes and see that one can be made. Raises SandboxError."""
+    Sandbox.create(policy=_POLICY).close()
+
+
 def python_tests(
     completions: Sequence[Any],
     test_list: Sequence[Sequence[str]] | None = None,

@@ -236,8 +236,10 @@ _LIGHT = {module.__name__: module for module in (answers, forms)}
 
 def _load_builtin(place: str) -> Any:
     """A module of ours: there already, or (rewards that run code in sandboxes) imported by the workers that
-    use it."""
-    return _LIGHT.get(place) or importlib.import_module(place)
+    use it, and made ready: that happens before the trainer loads its model."""
+    module = _LIGHT.get(place) or importlib.import_module(place)
+    getattr(module, "prepare", lambda: None)()
+    return module
 
 
 _LOADERS: dict[str, Callable[[str], Any]] = {

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import signal
 import tempfile
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from hetero.errors import RewardError
+from hetero.recipe.recipe import Recipe
 from hetero.rl.rewards import RewardPool, RewardSpec, Sample
 from hetero.rl.rewards.programs import code_of, python_tests, sql_rows
+from hetero.run.parts import prepared
+from hetero.run.watch import Unwatched
 from hetero.sandbox import client
 from hetero.sandbox.errors import IsolationUnavailable, SandboxError
 from hetero.sandbox.sandbox import Sandbox
@@ -29,6 +37,15 @@ def store() -> Iterator[None]:
             pytest.skip(f"no sandboxes on this machine: {error}")
         yield
         client.stop()
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def open_path() -> Iterator[Path]:
+    """A directory that the boxes' user can reach."""
+    path = Path(tempfile.mkdtemp(prefix="hetero-open-"))
+    path.chmod(0o755)
+    yield path
     shutil.rmtree(path)
 
 
@@ -108,3 +125,69 @@ def test_they_run_in_reward_workers() -> None:
         columns = {"test_list": ASSERTS, "test_setup_code": "import math"}
         scores = pool.gather([pool.submit(Sample("p", reply, columns)) for reply in replies])
     assert [score.total for score in scores] == [1.0, 0.0], [score.failures for score in scores]
+
+
+COLUMNS = {"test_list": ASSERTS, "test_setup_code": "import math"}
+
+
+def test_a_sandbox_that_breaks_masks_the_sample_and_counts(open_path: Path) -> None:
+    """Never 0: neither when boxes can no longer be made, nor when the launcher is killed under one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HETERO_STORE", str(open_path / "store"))
+        with RewardPool(["python_tests"], timeout=60, max_failed=1.0) as pool:
+            ticket = pool.submit(Sample("p", said("while True: pass"), COLUMNS))
+            run = Path(str(next((open_path / "store" / "runs").glob("*.lock"))).removesuffix(".lock"))
+            while len(list((run / "boxes").iterdir())) < 2:
+                time.sleep(0.01)  # the solution's box, and the tests'
+            shutil.rmtree(run, ignore_errors=True)
+            for process in launchers(int(run.name.partition("-")[0])):
+                os.kill(process, signal.SIGKILL)
+            [killed] = pool.gather([ticket])
+            (open_path / "store").rename(open_path / "away")
+            (open_path / "store").write_text("no directory")
+            [broken] = pool.gather([pool.submit(Sample("p", said("def add(a, b): return a + b"), COLUMNS))])
+    for score in (killed, broken):
+        assert score.total is None
+        assert [failure.kind for failure in score.failures] == ["exception"]
+        assert "andbox" in score.failures[0].message
+
+
+def launchers(owner: int) -> list[int]:
+    """Children of a reward worker."""
+    return [int(pid) for pid in Path(f"/proc/{owner}/task/{owner}/children").read_text().split()]
+
+
+def test_sandboxes_are_ready_before_a_model_is_loaded(
+    open_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Launchers run, and a machine without sandboxes is told so, before the model takes time and memory."""
+
+    class Reached(Exception):
+        pass
+
+    def load(*_: object, **__: object) -> None:
+        raise Reached([path.name for path in (store / "runs").glob("*.lock")])
+
+    store = open_path / "store"
+    monkeypatch.setenv("HETERO_STORE", str(store))
+    monkeypatch.setattr("hetero.run.parts.opened", load)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"prompt": "add", **COLUMNS}) + "\n")
+    recipe = Recipe.model_validate(
+        {
+            "model": {"path": "none"},
+            "data": {"train": str(rows)},
+            "rl": {"rewards": ["python_tests"]},
+            "train": {"steps": 1},
+        }
+    )
+    with pytest.raises(Reached) as reached, prepared(recipe, tmp_path / "a", resume=False, watch=Unwatched()):
+        pass
+    assert len(reached.value.args[0]) == 1
+    shutil.rmtree(store)
+    store.write_text("no directory")
+    with (
+        pytest.raises(RewardError, match="sandbox store"),
+        prepared(recipe, tmp_path / "b", resume=False, watch=Unwatched()),
+    ):
+        pass
