@@ -16,16 +16,16 @@ using OptionalFloats = std::optional<Floats>;
 
 // The objects below point into tensors that the Python side keeps alive.
 void init_experts(Experts* self, int num_experts, int hidden, int intermediate, Flat gate_up,
-                  Flat down, const Format* format,
+                  Flat down, const Format* gate_up_format, const Format* down_format,
                   std::optional<Array<const float, 2>> gate_up_bias,
                   std::optional<Array<const float, 2>> down_bias, const Gate& gate) {
   Experts experts;
   experts.num_experts = num_experts;
   experts.hidden = hidden;
   experts.intermediate = intermediate;
-  experts.down = matrix_of(down, hidden, intermediate, num_experts, format);
+  experts.down = matrix_of(down, hidden, intermediate, num_experts, down_format);
   const int rows = 2 * experts.i_pad();
-  experts.gate_up = matrix_of(gate_up, rows, hidden, num_experts, format);
+  experts.gate_up = matrix_of(gate_up, rows, hidden, num_experts, gate_up_format);
   const auto bias = [&](const std::optional<Array<const float, 2>>& array,
                         int width) -> const float* {
     if (!array) return nullptr;
@@ -142,7 +142,8 @@ void backward(Context& context, const Saved& saved, const Experts& experts, cons
 void bind_moe(nb::module_& module) {
   nb::class_<Experts>(module, "Experts")
       .def("__init__", &init_experts, nb::arg("num_experts"), nb::arg("hidden"),
-           nb::arg("intermediate"), nb::arg("gate_up"), nb::arg("down"), nb::arg("format").none(),
+           nb::arg("intermediate"), nb::arg("gate_up"), nb::arg("down"),
+           nb::arg("gate_up_format").none(), nb::arg("down_format").none(),
            nb::arg("gate_up_bias").none(), nb::arg("down_bias").none(), nb::arg("gate"));
   nb::class_<ExpertLora>(module, "ExpertLora")
       .def("__init__", &init_lora, nb::arg("experts"), nb::arg("gate_up_a").none(),

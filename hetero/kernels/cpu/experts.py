@@ -19,7 +19,8 @@ class PackedExperts:
     """E gated experts of one layer: out = down(act(gate(x), up(x))).
 
     Args:
-        gate_up: packed [E, 2I, H] with parts=2, gate rows first. down: packed [E, H, I].
+        gate_up: packed [E, 2I, H] with parts=2, gate rows first. down: packed [E, H, I], maybe in another
+            format.
         gate_up_bias, down_bias: fp32 [E, 2I] and [E, H], or None.
         activation, limit, alpha: see `hetero.kernels.ops.gated_activation`.
     """
@@ -42,10 +43,6 @@ class PackedExperts:
                 f"gate_up is [{gate_up.e}, {gate_up.n}, {gate_up.k}] in {gate_up.parts} parts and down "
                 f"[{down.e}, {down.n}, {down.k}]; expected [E, 2I, H] in 2 parts and [E, H, I]"
             )
-        if gate_up.packing != down.packing:
-            raise ShapeError(
-                f"gate_up is packed as {gate_up.packing} and down as {down.packing}; pack both the same way"
-            )
         self.gate_up, self.down = gate_up, down
         self._biases = (
             _pad_bias("gate_up_bias", gate_up_bias, (down.e, 2 * down.k), parts=2),
@@ -57,6 +54,7 @@ class PackedExperts:
             down.k,
             gate_up.data,
             down.data,
+            gate_up.format,
             down.format,
             *self._biases,
             gate_of(activation, limit, alpha),
