@@ -92,11 +92,11 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def save_tiny(name: str, directory: Path) -> Path:
+def save_tiny(name: str, directory: Path, **sizes: Any) -> Path:
     """Write the bf16 checkpoint of a random model of architecture `name`; every weight and bias is
-    non-trivial."""
+    non-trivial. sizes: options of the configuration that shall differ."""
     prefix, options = ARCHITECTURES[name]
-    config = getattr(transformers, f"{prefix}Config")(**{**BASE, **options})
+    config = getattr(transformers, f"{prefix}Config")(**{**BASE, **options, **sizes})
     with torch.random.fork_rng():
         torch.manual_seed(len(name))
         model: PreTrainedModel = getattr(transformers, f"{prefix}ForCausalLM")(config)

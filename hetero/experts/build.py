@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from hetero.errors import ModelError, ShapeError
-from hetero.experts.store import ExpertStore, PackedStack
+from hetero.experts.stack import PackedStack
+from hetero.experts.store import ExpertStore
 from hetero.formats import BF16, Packing
+from hetero.kernels.cpu import CodedWeight
 
 PARTS = {"gate_up_proj": "gate_up", "down_proj": "down"}
 """Names of the fused weight tensors in Transformers, and ours."""
@@ -69,9 +71,13 @@ class ExpertLayout:
 
 
 class StoreBuilder:
-    """Packs tensors of one layer's experts as they arrive; holds at most one unpacked expert of its own."""
+    """Packs tensors of one layer's experts as they arrive; holds at most one unpacked expert of its own.
 
-    def __init__(self, layout: ExpertLayout, packing: Packing = BF16) -> None:
+    Args:
+        packing: how to pack; None keeps codes in the format that they come in.
+    """
+
+    def __init__(self, layout: ExpertLayout, packing: Packing | None = BF16) -> None:
         e, h, i = layout.num_experts, layout.hidden_size, layout.intermediate_size
         self.layout = layout
         self.stacks = {
@@ -81,35 +87,39 @@ class StoreBuilder:
         self.biases: dict[str, Tensor] = {}
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Take a whole tensor in the checkpoint's layout, by its Transformers name. Raises ShapeError."""
+        """Take a whole plain tensor in the checkpoint's layout, by its Transformers name.
+
+        Raises: ShapeError.
+        """
         if tuple(tensor.shape) != self.layout.shape(name):
             raise ShapeError(f"{name} has shape {tuple(tensor.shape)}, expected {self.layout.shape(name)}")
         if name.endswith("_bias"):
-            fixed = _deinterleave(tensor.mT).mT if self._alternates(name) else tensor
+            fixed = torch.cat([tensor[:, 0::2], tensor[:, 1::2]], 1) if self._alternates(name) else tensor
             self.biases[name] = fixed.to("cpu", torch.float32).contiguous()
             return
         for e, weight in enumerate(tensor):
             self.add_expert(name, e, weight)
 
-    def add_expert(self, name: str, index: int, *pieces: Tensor) -> None:
+    def add_expert(self, name: str, index: int, *pieces: Tensor | CodedWeight) -> None:
         """Take the weight of one expert: a slice of what `add` takes, or for gate_up its gate and its up.
+
+        Codes come as [out, in], whatever the layout.
 
         Raises: ShapeError.
         """
         stack = self.stacks[PARTS[name]]
-        want = self.layout.shape(name)[1:]
-        axis = 1 if self.layout.transposed else 0
-        sizes = [piece.shape[axis] for piece in pieces if piece.ndim == 2]
-        others = {piece.shape[1 - axis] for piece in pieces if piece.ndim == 2}
-        if sum(sizes) != want[axis] or others != {want[1 - axis]}:
-            got = " and ".join(str(tuple(piece.shape)) for piece in pieces)
-            raise ShapeError(f"{name} of expert {index} has shape {got}, expected {want}")
-        rows = [piece.mT if self.layout.transposed else piece for piece in pieces]
-        if len(rows) == 2 and sizes[0] == sizes[1] and not self.layout.interleaved:
+        rows = [p.mT if self.layout.transposed and isinstance(p, Tensor) else p for p in pieces]
+        _, *want = self.layout.shape(name)
+        n, k = reversed(want) if self.layout.transposed else want
+        if any(row.ndim != 2 or row.shape[1] != k for row in rows) or sum(row.shape[0] for row in rows) != n:
+            got = " and ".join(str(tuple(row.shape)) for row in rows)
+            raise ShapeError(f"{name} of expert {index} has shape {got} [out, in], expected {(n, k)}")
+        if len(rows) == 1 and self._alternates(name):
+            stack.put_parts(index, [_every_second(rows[0], first) for first in (0, 1)])
+        elif len(rows) == 1:
+            stack.put(index, rows[0])
+        else:
             stack.put_parts(index, rows)
-            return
-        weight = rows[0] if len(rows) == 1 else torch.cat(rows)
-        stack.put(index, _deinterleave(weight) if self._alternates(name) else weight)
 
     def finish(self) -> ExpertStore:
         """The store. Raises ModelError when tensors are missing."""
@@ -138,6 +148,6 @@ class StoreBuilder:
                 yield f"{name}_bias"
 
 
-def _deinterleave(weight: Tensor) -> Tensor:
-    """Rows g0, u0, g1, u1, ... -> g0, g1, ..., u0, u1, ... [2I, ...]."""
-    return torch.cat([weight[0::2], weight[1::2]])
+def _every_second(weight: Tensor | CodedWeight, first: int) -> Tensor | CodedWeight:
+    """Of rows g0, u0, g1, u1, ... the gates (first = 0) or the ups (1)."""
+    return weight[first::2] if isinstance(weight, Tensor) else weight.every_second(first)

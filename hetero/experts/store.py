@@ -2,58 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from hetero.errors import ShapeError
-from hetero.formats import BF16, Packing, packing
+from hetero.experts.stack import PackedStack
+from hetero.formats import packing
 from hetero.kernels import ops
 from hetero.kernels.cpu import PackedExperts, PackedWeight
-
-
-class PackedStack:
-    """A `PackedWeight` of E matrices [N, K] that is filled one matrix at a time; gate and up have parts=2.
-
-    Raises: ShapeError for a matrix of another shape, or weights that `packing` cannot hold.
-    """
-
-    def __init__(
-        self,
-        e: int,
-        n: int,
-        k: int,
-        packing: Packing = BF16,
-        *,
-        parts: int = 1,
-    ) -> None:
-        self._shape, self._parts, self._packing = (e, n, k), parts, packing
-        self._packed: PackedWeight | None = None
-        self._filled = [False] * e
-
-    @property
-    def packed(self) -> PackedWeight:
-        """The stack, allocated when it is first needed: a model that loads layer by layer grows layer by
-        layer."""
-        if self._packed is None:
-            self._packed = PackedWeight.empty(*self._shape, parts=self._parts, packing=self._packing)
-        return self._packed
-
-    def put(self, index: int, weight: Tensor) -> None:
-        """Pack `weight` [N, K] (any float dtype, any device) as matrix `index`."""
-        self.packed.set(index, weight.to("cpu", torch.bfloat16).contiguous())
-        self._filled[index] = True
-
-    def put_parts(self, index: int, weights: Sequence[Tensor]) -> None:
-        """Pack matrix `index` from its parts, each [N / parts, K]."""
-        for part, weight in enumerate(weights):
-            self.packed.set_part(index, part, weight.to("cpu", torch.bfloat16))
-        self._filled[index] = True
-
-    def missing(self) -> list[int]:
-        """Matrices that have not come yet."""
-        return [i for i, filled in enumerate(self._filled) if not filled]
 
 
 class ExpertStore:
@@ -64,7 +20,7 @@ class ExpertStore:
         down: [E, H, I].
         gate_up_bias, down_bias: fp32 [E, 2I] and [E, H], or None.
         activation, limit, alpha: how gate and up combine (see `hetero.kernels.ops.gated_activation`).
-        format: name of the weight format.
+        format: name of the weight format; "q4_k, q6_k" where gate_up and down differ.
         packed: the same as the kernels take it.
 
     Raises: ShapeError when the sizes do not fit together.
@@ -88,7 +44,7 @@ class ExpertStore:
         self.down_bias = _bias("down_bias", down_bias, down)
         self.limit = limit
         self.alpha = alpha
-        self.format = gate_up.packing.format.name
+        self.format = ", ".join(dict.fromkeys(w.packing.format.name for w in (gate_up, down)))
         self.packed = PackedExperts(
             gate_up,
             down,

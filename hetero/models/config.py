@@ -10,6 +10,8 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from hetero.errors import ModelError, ShapeError
 from hetero.formats import Packing, packing
 
+AUTO = "auto"
+"""The experts' format that the checkpoint has."""
 METHOD = "hetero"
 """The name under which Transformers knows us: quantization method, experts and attention implementation."""
 
@@ -19,7 +21,8 @@ class HeteroConfig(QuantizationConfigMixin):
     """What to pack, and how.
 
     Args:
-        experts: weight format of the experts (a name of `hetero.formats.FORMATS`).
+        experts: weight format of the experts (a name of `hetero.formats.FORMATS`), or "auto": the codes that
+            the checkpoint holds, as they are, and bf16 for plain weights.
         dense: weight format of every dense linear layer of the decoder, or None to leave them to PyTorch.
         group_size, symmetric, scale_search: how the experts' scales are laid out and chosen, see
             `hetero.formats.packing`; None takes the format's own.
@@ -29,7 +32,7 @@ class HeteroConfig(QuantizationConfigMixin):
 
     def __init__(
         self,
-        experts: str = "bf16",
+        experts: str = AUTO,
         dense: str | None = None,
         group_size: int | None = None,
         symmetric: bool | None = None,
@@ -47,14 +50,20 @@ class HeteroConfig(QuantizationConfigMixin):
         except ShapeError as error:
             raise ModelError(str(error)) from None
         for how in chosen:
-            if how.format.imported:
+            if how is not None and how.format.imported:
                 raise ModelError(
-                    f"format {how.format.name!r} takes the codes of a GGUF file; loading packs bf16 weights: "
-                    "choose int8 or int4"
+                    f"format {how.format.name!r} takes the codes of a GGUF file and cannot be made of bf16 "
+                    "weights: 'auto' keeps what such a file holds; or choose int8 or int4"
                 )
 
-    def expert_packing(self) -> Packing:
-        """How to pack the experts."""
+    def expert_packing(self) -> Packing | None:
+        """How to pack the experts; None: as they come."""
+        if self.experts == AUTO:
+            options = {"group_size": self.group_size, "symmetric": self.symmetric}
+            for name, value in options.items():
+                if value is not None:
+                    raise ShapeError(f"{name}={value} says nothing without a format: experts={AUTO!r}")
+            return None
         return packing(self.experts, self.group_size, self.symmetric, self.scale_search)
 
     def dense_packing(self) -> Packing:

@@ -36,7 +36,7 @@ class HeteroExperts(nn.Module):
         lora: adapter factors of these experts, or None.
     """
 
-    def __init__(self, layout: ExpertLayout, shapes: dict[str, tuple[int, ...]], packing: Packing):
+    def __init__(self, layout: ExpertLayout, shapes: dict[str, tuple[int, ...]], packing: Packing | None):
         super().__init__()
         self.layout = layout
         self.num_experts = layout.num_experts
@@ -164,11 +164,18 @@ def replace_module(model: nn.Module, name: str, new: nn.Module) -> None:
     setattr(model.get_submodule(parent), child, new)
 
 
-def replace_experts(model: nn.Module, packing: Packing) -> list[str]:
-    """Put `HeteroExperts` in the place of every fused experts module; returns their names."""
+def replace_experts(model: nn.Module, packing: Packing | None) -> list[str]:
+    """Put `HeteroExperts` in the place of every fused experts module; returns their names. packing as of
+    `StoreBuilder`."""
     names = []
     for name, module in list(experts_modules(model)):
         shapes = {p: tuple(t.shape) for p, t in module.named_parameters(recurse=False)}
         replace_module(model, name, HeteroExperts(read_layout(name, module), shapes, packing))
         names.append(name)
     return names
+
+
+def expert_formats(model: nn.Module) -> str:
+    """Names of the formats that the experts are packed in, such as "int4"; empty without experts."""
+    stores = [m.store for m in model.modules() if isinstance(m, HeteroExperts) and m.store is not None]
+    return ", ".join(dict.fromkeys(name for store in stores for name in store.format.split(", ")))

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from hetero.errors import ModelError, UnavailableError
 from hetero.models.attention import TORCH_METHOD
-from hetero.models.config import METHOD, HeteroConfig
+from hetero.models.checkpoint import open_checkpoint
+from hetero.models.config import AUTO, METHOD, HeteroConfig
+from hetero.models.experts import expert_formats
 from hetero.models.head import head
 from hetero.models.lora import attach_lora
 from hetero.models.lora_config import LoraConfig
@@ -23,7 +25,7 @@ from hetero.models.replace import Placement, make_exact, replace_rotary
 def load_model(
     path_or_id: str | Path,
     *,
-    experts: str = "bf16",
+    experts: str = AUTO,
     dense: str = "bf16",
     device: str = "auto",
     dtype: torch.dtype = torch.bfloat16,
@@ -34,8 +36,10 @@ def load_model(
     """Load a causal language model of Transformers, ready for `Engine` and `Trainer`.
 
     Args:
-        path_or_id: checkpoint directory, Hub id, or a name of `BUILTIN_MODELS` such as "quickstart".
-        experts: weight format of the routed experts.
+        path_or_id: checkpoint directory, GGUF file, Hub id, or a name of `BUILTIN_MODELS` such as
+            "quickstart". Checkpoints in fp8 (blocks) and mxfp4 are read as they ship.
+        experts: weight format of the routed experts; "auto" keeps the codes that the checkpoint holds as they
+            are, and bf16 for plain weights.
         dense: weight format of the other linears on a CPU; "torch" leaves them, and attention, to PyTorch.
         device: "cpu", "cuda", "cuda:1", or "auto": CUDA when there is one.
         dtype: dtype of activations and of what stays unpacked.
@@ -51,14 +55,12 @@ def load_model(
     path_or_id = resolve_model(path_or_id)
     on_cpu = where.type == "cpu"
     exact = on_cpu and dense != "torch"
-    config = AutoConfig.from_pretrained(path_or_id, **_config_kwargs(hf_kwargs))
-    disable_dropout(config)
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        path_or_id,
-        config=config,
+    checkpoint = open_checkpoint(path_or_id, **hf_kwargs)
+    disable_dropout(checkpoint.config)
+    model = checkpoint.load(
         dtype=dtype,
         attn_implementation=METHOD if exact else TORCH_METHOD,
-        quantization_config=_packing(config, experts, dense if exact else None),
+        quantization_config=HeteroConfig(experts=experts, dense=dense if exact else None),
         **hf_kwargs,
     )
     check_attention(model)
@@ -66,7 +68,7 @@ def load_model(
     model.eval()
     if not on_cpu:
         torch.nn.Module.to(model, where)
-    placement = Placement(str(where), experts, dense if exact else "torch")
+    placement = Placement(str(where), expert_formats(model) or experts, dense if exact else "torch")
     model.hetero = placement  # type: ignore[assignment]
     attention_calls(model)
     if exact:
@@ -120,20 +122,3 @@ def disable_dropout(config: Any) -> None:
             if random and isinstance(value, (int, float)) and value:
                 setattr(part, name, 0.0)
                 warnings.warn(f"{name}={value} was set to 0: hetero trains without it", stacklevel=3)
-
-
-def _config_kwargs(hf_kwargs: dict[str, Any]) -> dict[str, Any]:
-    names = ("revision", "token", "cache_dir", "trust_remote_code", "local_files_only", "subfolder")
-    return {name: hf_kwargs[name] for name in names if name in hf_kwargs}
-
-
-def _packing(config: Any, experts: str, dense: str | None) -> HeteroConfig | None:
-    """What to pack, or None when there is nothing: a dense model left to PyTorch."""
-    saved = getattr(config, "quantization_config", None)
-    if saved is not None and not isinstance(saved, HeteroConfig) and saved.get("quant_method") != METHOD:
-        raise ModelError(
-            f"the checkpoint is quantized with {saved.get('quant_method')!r}; hetero packs unquantized "
-            "checkpoints. "
-            "Dequantize it with Transformers first (dequantize=True in its quantization config) and save it"
-        )
-    return HeteroConfig(experts=experts, dense=dense)

@@ -1,8 +1,9 @@
 """Keeps the pages of memory-mapped checkpoint files from piling up while a model loads.
 
-Safetensors hands out tensors that are views of the mapped file. Once a tensor is packed its pages are of no
-use, but they count as this process's memory until the kernel takes them back. `release_file_pages` gives
-them back at once; they stay in the page cache, so that loading the same file again is as fast as before.
+Safetensors and the reader of GGUF hand out tensors that are views of the mapped file. Once a tensor is packed
+its pages are of no use, but they count as this process's memory until the kernel takes them back.
+`release_file_pages` gives them back at once; they stay in the page cache, so that loading the same file again
+is as fast as before.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from torch import nn
 
-SUFFIX = ".safetensors"
+SUFFIXES = (".safetensors", ".gguf")
 SHARE = 32
 """At most about a 32nd of the packed bytes stay resident as file pages."""
 _DONTNEED = 4  # MADV_DONTNEED of Linux
@@ -84,6 +85,6 @@ def _mappings() -> Iterator[tuple[int, int, bool]]:
     for line in lines:
         header = _HEADER.match(line)
         if header:
-            current = (int(header[1], 16), int(header[2], 16)) if header[3].endswith(SUFFIX) else None
+            current = (int(header[1], 16), int(header[2], 16)) if header[3].endswith(SUFFIXES) else None
         elif current is not None and line.startswith("Anonymous:"):
             yield *current, line.split()[1] == "0"

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hetero.errors import UnavailableError
+from hetero.errors import ModelError, UnavailableError
 from hetero.models.dense import save_dense
-from hetero.models.gguf import gguf_package
+from hetero.models.gguf import gguf_models, gguf_package
 from hetero.models.staging import remove_leftovers
 from hetero.models.tensor_file import file_sha256
 from hetero.models.upcycle import upcycle
@@ -39,9 +39,20 @@ def cache_dir() -> Path:
 
 
 def resolve_model(path: str | Path) -> str:
-    """A directory or Hub id for `path`; names in `BUILTIN_MODELS` are built on first use."""
+    """A directory, GGUF file or Hub id for `path`; names in `BUILTIN_MODELS` are built on first use.
+
+    A directory without a config.json stands for the one GGUF model in it. Raises ModelError for several.
+    """
     build = BUILTIN_MODELS.get(str(path))
-    return str(path if build is None else build())
+    if build is not None:
+        return str(build())
+    directory = Path(path)
+    if not directory.is_dir() or (directory / "config.json").is_file():
+        return str(path)
+    files = gguf_models(directory)
+    if len(files) > 1:
+        raise ModelError(f"{directory} holds several GGUF models: {', '.join(files)}. Name one of the files.")
+    return str(directory / files[0]) if files else str(path)
 
 
 def smollm2_dense() -> Path:

@@ -14,6 +14,8 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig
 
 from hetero.errors import ModelError, UnavailableError
+from hetero.models.codings import Weight, coding_of
+from hetero.models.config import METHOD
 from hetero.models.gguf import GgufSource
 
 _TOKENIZER_FILES = (
@@ -44,7 +46,11 @@ class TensorSource(Protocol):
         ...
 
     def tensor(self, name: str) -> Tensor:
-        """One tensor, fresh, in the source's own floating dtype. KeyError when it does not exist."""
+        """One tensor in the source's own floating dtype; codes come as bf16. KeyError without it."""
+        ...
+
+    def weight(self, name: str) -> Weight:
+        """The same as it is stored: in codes where the source has them."""
         ...
 
     def save_tokenizer(self, directory: Path) -> None:
@@ -66,6 +72,9 @@ class SafetensorsSource:
         self.origin = str(getattr(self.config, "_name_or_path", "") or self.directory.name)
         self.license: str | None = None
         self._file_of = self._index()
+        self._coding = coding_of(quantization_of(self.config))
+        drop_quantization(self.config)  # tensors come decoded
+        self._stored = self._coding.stored(self._file_of.keys())
         self._open: dict[str, Any] = {}
 
     def _index(self) -> dict[str, str]:
@@ -82,9 +91,19 @@ class SafetensorsSource:
             return dict.fromkeys(file.keys(), "model.safetensors")
 
     def names(self) -> list[str]:
-        return list(self._file_of)
+        return list(self._stored)
 
     def tensor(self, name: str) -> Tensor:
+        weight = self.weight(name)
+        return weight if isinstance(weight, Tensor) else weight.dequantize()
+
+    def weight(self, name: str) -> Weight:
+        weight = self._coding.read([self._read(stored) for stored in self._stored[name]])
+        if isinstance(weight, Tensor) and weight.is_floating_point() and weight.itemsize == 1:
+            raise ModelError(f"{self.directory} holds {name} as {weight.dtype} without its scales")
+        return weight
+
+    def _read(self, name: str) -> Tensor:
         file_name = self._file_of[name]
         if file_name not in self._open:
             try:
@@ -100,8 +119,31 @@ class SafetensorsSource:
                 shutil.copyfile(self.directory / name, directory / name)
 
 
-def open_source(source: str | Path) -> TensorSource:
+def quantization_of(config: Any) -> dict[str, Any] | None:
+    """The `quantization_config` of a checkpoint that comes in codes; None for plain weights.
+
+    A checkpoint that hetero saved carries its own config, but its tensors are plain.
+    """
+    for part in (config, config.get_text_config(decoder=True)):
+        found = getattr(part, "quantization_config", None)
+        if found is not None:
+            as_dict: dict[str, Any] = found if isinstance(found, dict) else found.to_dict()
+            return None if as_dict.get("quant_method") == METHOD else as_dict
+    return None
+
+
+def drop_quantization(config: Any) -> None:
+    """Make `config` that of a plain checkpoint."""
+    for part in (config, config.get_text_config(decoder=True)):
+        if getattr(part, "quantization_config", None) is not None:
+            del part.quantization_config
+
+
+def open_source(source: str | Path, **hub: Any) -> TensorSource:
     """Open a `.gguf` file, a Transformers directory or a model of the Hugging Face Hub, tensor by tensor.
+
+    Args:
+        hub: passed to the Hub: revision, token, cache_dir, local_files_only.
 
     Raises:
         ModelError: there is nothing readable at `source`.
@@ -114,7 +156,7 @@ def open_source(source: str | Path) -> TensorSource:
         return SafetensorsSource(path)
     try:
         directory = snapshot_download(
-            str(source), allow_patterns=["*.safetensors*", *_TOKENIZER_FILES, "config.json"]
+            str(source), allow_patterns=["*.safetensors*", *_TOKENIZER_FILES, "config.json"], **hub
         )
     except (OSError, ValueError) as error:  # every failure of the Hub client is one of these two
         raise UnavailableError(

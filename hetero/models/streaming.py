@@ -8,7 +8,9 @@ from torch import nn
 from transformers.core_model_loading import Concatenate, ConversionOps, MergeModulelist, WeightConverter
 
 from hetero.errors import ModelError
+from hetero.models.codings import CodedStack
 from hetero.models.experts import HeteroExperts
+from hetero.models.lazy import Codes
 from hetero.models.linear import HeteroLinear
 from hetero.models.mapped_files import PageKeeper
 
@@ -25,13 +27,14 @@ class Pack(ConversionOps):
             tensor = value[0] if isinstance(value, list) else value
             module, child = owner(model, name)
             if isinstance(module, HeteroExperts):
-                module.builder.add(child, tensor)
+                _add(module, child, tensor)
                 module.arrived(child)
             elif isinstance(module, HeteroLinear):
                 module.pack(tensor)
             else:
                 raise ModelError(f"{name} is not a tensor that hetero packs")
-            pages.packed(tensor.nbytes)
+            if not isinstance(tensor, Codes):
+                pages.packed(tensor.nbytes)
             if missing is not None:
                 missing.discard(name)
         return {}
@@ -67,13 +70,27 @@ class PackEachExpert(WeightConverter):
             )
         for index, parts in enumerate(zip(*groups, strict=True)):
             tensors = [part() for part in parts]
-            module.builder.add_expert(child, index, *tensors)
+            weights: list[Any] = [t.weight if isinstance(t, Codes) else t for t in tensors]
+            module.builder.add_expert(child, index, *weights)
             pages.packed(sum(tensor.nbytes for tensor in tensors))
         self.collected_tensors.clear()
         module.arrived(child)
         if loading_info is not None:
             loading_info.missing_keys.discard(layer_name)
         return {}
+
+
+def _add(module: HeteroExperts, name: str, tensor: Any) -> None:
+    """Pack a tensor that holds all experts of a layer."""
+    stack: Any = tensor.weight if isinstance(tensor, Codes) else tensor
+    if not isinstance(stack, CodedStack):
+        module.builder.add(name, stack)
+        return
+    if stack.count != module.num_experts:
+        raise ModelError(f"{name} holds {stack.count} experts, expected {module.num_experts}")
+    for index in range(stack.count):
+        module.builder.add_expert(name, index, stack.read(index))
+        pages.packed(stack.nbytes // stack.count)
 
 
 def owner(model: nn.Module, name: str) -> tuple[nn.Module | None, str]:

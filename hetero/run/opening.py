@@ -15,6 +15,7 @@ from hetero.data.chat import ChatRenderer
 from hetero.errors import ModelError
 from hetero.kernels.cpu import Context, using
 from hetero.models.adapter import load_adapter
+from hetero.models.gguf import GgufSource
 from hetero.models.load import load_model
 from hetero.models.lora import LoraConfig, attach_lora
 from hetero.models.quickstart import resolve_model
@@ -76,10 +77,13 @@ def prepare_adapter(model: PreTrainedModel, section: LoraSection, seed: int) -> 
 
 
 def _tokenizer(path: str, asked: str) -> PreTrainedTokenizerBase:
+    if path.endswith(".gguf"):
+        return GgufSource(path).tokenizer()
     directory = Path(path)
     if directory.is_dir() and not (directory / "config.json").is_file():
         raise ModelError(
-            f"{directory} is no model: it has no config.json. model.path names a checkpoint directory."
+            f"{directory} is no model: it has neither a config.json nor a GGUF file. "
+            "model.path names a checkpoint."
         )
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path)

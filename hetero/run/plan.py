@@ -15,9 +15,14 @@ from hetero.errors import ModelError
 from hetero.formats import packing
 from hetero.kernels.batch import KV_BLOCK
 from hetero.models.builtin_config import builtin_config
+from hetero.models.codings import coding_of
+from hetero.models.config import AUTO
 from hetero.models.experts import HeteroExperts, replace_experts
+from hetero.models.gguf import GgufSource
 from hetero.models.lora_config import GROUPS
 from hetero.models.lora_targets import find_sites
+from hetero.models.quickstart import BUILTIN_MODELS, resolve_model
+from hetero.models.source import quantization_of
 from hetero.recipe.recipe import Recipe
 from hetero.recipe.sections.model import LoraSection
 
@@ -51,17 +56,24 @@ class Plan:
 
 def memory_plan(recipe: Recipe) -> Plan:
     """Predict the memory of a run. Raises ModelError when the model's configuration cannot be had or used."""
-    config = model_config(recipe.model.path)
+    source = _gguf(recipe.model.path)
+    config = model_config(recipe.model.path) if source is None else source.config
+    experts_format = recipe.model.experts
+    if experts_format == AUTO:
+        experts_format = coding_of(quantization_of(config)).experts
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     num_weights = sum(p.numel() for p in model.parameters())
-    replace_experts(model, packing(recipe.model.experts))
+    replace_experts(model, packing(experts_format))
     experts = [module for module in model.modules() if isinstance(module, HeteroExperts)]
     text = config.get_text_config(decoder=True)
     num_adapter = adapter_size(model, recipe.lora)
     kv = parse_bytes(recipe.engine.kv_memory)
+    expert_bytes = sum(_expert_bytes(module, experts_format) for module in experts)
+    if source is not None and recipe.model.experts == AUTO:
+        expert_bytes = source.expert_bytes()
     parts = {
-        "experts": sum(_expert_bytes(module, recipe.model.experts) for module in experts),
+        "experts": expert_bytes,
         "other weights": _other_bytes(model, recipe.model.dense),
         "KV cache": kv,
         "adapter": num_adapter * (MASTER + COPIES),
@@ -90,6 +102,12 @@ def model_config(path: str) -> Any:
             f"the Hub does not give it ({str(error).splitlines()[0]}). A directory with the model's "
             "config.json is enough."
         ) from error
+
+
+def _gguf(path: str) -> GgufSource | None:
+    """The file when `path` leads to a GGUF model."""
+    path = path if path in BUILTIN_MODELS else resolve_model(path)
+    return GgufSource(path) if path.endswith(".gguf") else None
 
 
 def adapter_size(model: nn.Module, lora: LoraSection) -> int:

@@ -9,7 +9,15 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from gguf_files import permuted
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaTokenizer,
+)
+from transformers.tokenization_utils_base import generate_merges
 
 from hetero.errors import ModelError
 from hetero.models.dense import save_dense
@@ -49,17 +57,6 @@ def _model() -> LlamaForCausalLM:
         return LlamaForCausalLM(config).eval()
 
 
-def _permuted(weight: np.ndarray, num_heads: int) -> np.ndarray:
-    """Rows as GGUF stores Q and K: entry j of the first half of a head beside entry j of the second half."""
-    out = np.empty_like(weight)
-    size = weight.shape[0] // num_heads
-    for head in range(num_heads):
-        for j in range(size // 2):
-            out[head * size + 2 * j] = weight[head * size + j]
-            out[head * size + 2 * j + 1] = weight[head * size + size // 2 + j]
-    return out
-
-
 def _write(
     path: Path,
     model: LlamaForCausalLM,
@@ -91,7 +88,7 @@ def _write(
     for name, tensor in model.state_dict().items():
         values = tensor.numpy()
         if "q_proj" in name or "k_proj" in name:
-            values = _permuted(
+            values = permuted(
                 values, config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
             )
         parts = name.removesuffix(".weight").split(".")
@@ -126,22 +123,6 @@ def test_weights_and_config_survive(tmp_path: Path) -> None:
         assert torch.equal(loaded(ids).logits, model(ids).logits)
 
 
-def test_blocks_are_dequantised(tmp_path: Path) -> None:
-    weight = torch.randn(32, 64, generator=torch.Generator().manual_seed(0)).numpy()
-    packed = gguf.quants.quantize(weight, gguf.GGMLQuantizationType.Q4_1)
-    path = _write(tmp_path / "tiny.gguf", _model())
-    source = GgufSource(path)
-    raw = source._tensors["model.layers.0.mlp.up_proj.weight"]
-    source._tensors["x"] = raw._replace(data=packed, tensor_type=gguf.GGMLQuantizationType.Q4_1)
-    restored = source.tensor("x")
-    # Q4_1: sixteen levels between the least and the greatest of every 32 weights.
-    blocks = weight.reshape(-1, 32)
-    step = (blocks.max(1) - blocks.min(1)) / 15
-    error = np.abs(restored.numpy().reshape(-1, 32) - blocks).max(1)
-    assert restored.dtype == torch.float32
-    assert np.all(error <= step * 0.52 + 1e-3)
-
-
 @pytest.mark.parametrize(
     ("pre", "text", "pieces"),
     [
@@ -162,6 +143,35 @@ def test_the_pre_tokenizer_of_the_file_decides(
     ids = tokenizer(text, add_special_tokens=False).input_ids
     assert tokenizer.convert_ids_to_tokens(ids) == pieces
     assert tokenizer.decode(ids) == text
+
+
+PIECES = ["▁", "t", "h", "e", "n", "th", "▁t", "▁th", "he", "the", "▁the", "en", "then", "▁then"]
+
+
+def test_sentencepiece_vocabularies_cut_as_llama_s(tmp_path: Path) -> None:
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *PIECES]
+    scores = [0.0] * 259 + [-float(i) for i in range(len(PIECES))]
+
+    def spm(writer: gguf.GGUFWriter) -> None:
+        for key in ("model", "pre", "tokens", "token_type", "merges"):
+            writer.kv_data[0].pop(f"tokenizer.ggml.{key}")
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list(tokens)
+        writer.add_token_scores(scores)
+        writer.add_token_types([2, 3, 3] + [6] * 256 + [1] * len(PIECES))
+
+    file = _write(tmp_path / "a.gguf", _model(), edit=spm)
+    tokenizer = GgufSource(file).tokenizer()
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    merges = generate_merges(vocabulary, dict(zip(tokens, scores, strict=True)))
+    llama = LlamaTokenizer(vocab=vocabulary, merges=merges)
+    for text in ("then the hen", "then\n", "thé", "<s>the</s>then", ""):
+        assert tokenizer(text).input_ids == [1, *llama(text, add_special_tokens=False).input_ids], text
+    ids = tokenizer("then thé\n", add_special_tokens=False).input_ids
+    assert tokenizer.convert_ids_to_tokens(ids)[:2] == ["▁then", "▁th"]
+    assert tokenizer.decode(ids) == "then thé\n"
+    # A blank is put before the text even where it begins with one, as SentencePiece does.
+    assert tokenizer.convert_ids_to_tokens(tokenizer(" then").input_ids) == ["<s>", "▁", "▁then"]
 
 
 def test_special_tokens_and_template(tmp_path: Path) -> None:

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 import torch
-from transformers import MixtralConfig, MixtralForCausalLM
+from gguf_files import ARCHITECTURES, Kind, describe, save_gguf
+from quantised_checkpoints import FP8_CONFIG, save_fp8
+from safetensors.torch import load_file, save_file
+from transformers import (
+    MixtralConfig,
+    MixtralForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from hetero.models import base_hash, load_model
 from hetero.models.mapped_files import release_file_pages
@@ -34,14 +47,44 @@ before = status("VmRSS")
 model = load_model(path, device="cpu")
 peak = status("VmHWM") - before
 with open("/proc/self/maps") as lines:
-    mapped = sum(".safetensors" in line for line in lines)
+    mapped = sum(line.strip().endswith((".safetensors", ".gguf")) for line in lines)
 print(peak, sum(tensor.nbytes for _, tensor in base_tensors(model)), mapped)
 """
 
 
-@pytest.mark.skipif(
-    not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux's peak-memory counter"
-)
+DENSE: list[tuple[str | int, ...]] = [
+    ("attn_norm", "k"),
+    ("attn_q", 512, "k"),
+    ("attn_k", 128, "k"),
+    ("attn_v", 128, "k"),
+    ("attn_output", "k", 512),
+    ("attn_q_norm", 64),
+    ("attn_k_norm", 64),
+    ("ffn_norm", "k"),
+    ("ffn_gate_inp", "e", "k"),
+]
+CLEARABLE = os.access("/proc/self/clear_refs", os.W_OK)
+
+
+def save_constant(config: PreTrainedConfig, model_class: type[PreTrainedModel], directory: Path) -> None:
+    with torch.device("meta"):
+        model = model_class(config)
+    model.to_empty(device="cpu").to(torch.bfloat16)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(0.01)
+    model.save_pretrained(directory, max_shard_size="40MB")
+
+
+def measure(warm: Path, path: Path) -> tuple[int, int, int]:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(warm), str(path)], capture_output=True, text=True, check=True
+    )
+    peak, packed, mapped = map(int, done.stdout.split())
+    return peak, packed, mapped
+
+
+@pytest.mark.skipif(not CLEARABLE, reason="needs Linux's peak-memory counter")
 def test_peak_memory_is_within_a_tenth_of_the_packed_size(
     checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -57,22 +100,82 @@ def test_peak_memory_is_within_a_tenth_of_the_packed_size(
         num_experts_per_tok=2,
         sliding_window=None,
     )
-    with torch.device("meta"):
-        model = MixtralForCausalLM(config)
-    model.to_empty(device="cpu").to(torch.bfloat16)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(0.01)
-    model.save_pretrained(tmp_path, max_shard_size="40MB")
-    del model
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(checkpoint("mixtral")), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    peak, packed, mapped = map(int, done.stdout.split())
+    save_constant(config, MixtralForCausalLM, tmp_path)
+    peak, packed, mapped = measure(checkpoint("mixtral"), tmp_path)
     assert packed > 350e6
+    assert peak < 1.1 * packed
+    assert mapped == 0
+
+
+@pytest.mark.skipif(not CLEARABLE, reason="needs Linux's peak-memory counter")
+def test_so_it_is_for_codes(tmp_path: Path) -> None:
+    config = Qwen3MoeConfig(
+        vocab_size=512,
+        hidden_size=512,
+        moe_intermediate_size=512,
+        num_hidden_layers=10,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        head_dim=64,
+        num_experts=48,
+        num_experts_per_tok=2,
+    )
+    large = tmp_path / "large"
+    save_constant(config, Qwen3MoeForCausalLM, large)
+    for shard in large.glob("*.safetensors"):
+        tensors = load_file(shard)
+        for name in [name for name in tensors if ".experts." in name]:
+            tensors[name] = torch.full(tensors[name].shape, 0x38, dtype=torch.uint8).view(torch.float8_e4m3fn)
+            tensors[f"{name}_scale_inv"] = torch.full([-(-n // 128) for n in tensors[name].shape], 0.01)
+        save_file(tensors, shard, metadata={"format": "pt"})
+    index = json.loads((large / "model.safetensors.index.json").read_text())
+    for name in [name for name in index["weight_map"] if ".experts." in name]:
+        index["weight_map"][f"{name}_scale_inv"] = index["weight_map"][name]
+    (large / "model.safetensors.index.json").write_text(json.dumps(index))
+    shipped = json.loads((large / "config.json").read_text())
+    (large / "config.json").write_text(json.dumps(shipped | {"quantization_config": FP8_CONFIG}))
+    peak, packed, mapped = measure(save_fp8("qwen3_moe", tmp_path)[0], large)
+    assert 350e6 < packed < 450e6
+    assert peak < 1.1 * packed
+    assert mapped == 0
+
+
+@pytest.mark.skipif(not CLEARABLE, reason="needs Linux's peak-memory counter")
+def test_so_it_is_for_gguf(tmp_path: Path) -> None:
+    layers, e, n, k = 10, 48, 512, 1024
+    config = Qwen3MoeConfig(
+        vocab_size=128,
+        hidden_size=k,
+        moe_intermediate_size=n,
+        num_hidden_layers=layers,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        head_dim=64,
+        num_experts=e,
+        num_experts_per_tok=2,
+    )
+    large = tmp_path / "large.gguf"
+    writer = gguf.GGUFWriter(large, "qwen3moe")
+    describe(writer, ARCHITECTURES["qwen3moe"], config)
+
+    def add(name: str, *shape: int) -> None:
+        writer.add_tensor(f"{name}.weight", np.zeros(shape, dtype=np.float16))
+
+    add("token_embd", 128, k)
+    add("output_norm", k)
+    add("output", 128, k)
+    for layer in range(layers):
+        for name, *shape in DENSE:
+            add(f"blk.{layer}.{name}", *({"k": k, "e": e}.get(extent, extent) for extent in shape))
+        for name, rows, columns in (("gate", n, k), ("up", n, k), ("down", k, n)):
+            raw = np.zeros((e, rows, columns // 32 * 18), dtype=np.uint8)
+            writer.add_tensor(f"blk.{layer}.ffn_{name}_exps.weight", raw, raw_dtype=Kind.Q4_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    peak, packed, mapped = measure(save_gguf("qwen3moe", tmp_path)[0], large)
+    assert 400e6 < packed < 500e6
     assert peak < 1.1 * packed
     assert mapped == 0
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from quantised_checkpoints import save_fp8, save_mxfp4
+from transformers import PreTrainedModel
 
 from hetero.engine import Engine, SamplingParams
 from hetero.errors import ModelError
@@ -35,6 +37,21 @@ def test_rollout_logprobs_are_the_trainers(
     lora = LoraConfig(rank=4, alpha=16)
     model = load_model(checkpoint(name), device="cpu", experts=experts, dense=dense, lora=lora)
     assert (model.hetero.experts, model.hetero.dense) == (experts, dense)
+    check(model)
+
+
+@pytest.mark.parametrize(
+    ("save", "name", "format"), [(save_fp8, "qwen3_moe", "fp8"), (save_mxfp4, "gpt_oss", "mxfp4")]
+)
+def test_rollout_logprobs_are_the_trainers_in_a_checkpoint_s_own_codes(
+    save: Callable[..., tuple[Path, Path]], name: str, format: str, tmp_path: Path
+) -> None:
+    model = load_model(save(name, tmp_path)[0], device="cpu", lora=LoraConfig(rank=4, alpha=16))
+    assert model.hetero.experts == format
+    check(model)
+
+
+def check(model: PreTrainedModel) -> None:
     with torch.no_grad():
         for parameter in lora_parameters(model).values():
             parameter.add_(0.05)

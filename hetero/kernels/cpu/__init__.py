@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hetero.kernels.batch import KV_BLOCK
+from hetero.kernels.cpu.codes import CodedWeight, pack_codes, put_codes
 from hetero.kernels.cpu.context import EXTENSION, Context, context, isa, isas, kernels, using
 from hetero.kernels.cpu.experts import (
     LoraGrads,
@@ -12,12 +13,13 @@ from hetero.kernels.cpu.experts import (
     experts_forward,
 )
 from hetero.kernels.cpu.linear import LinearGrads, PackedLora, linear, linear_backward
-from hetero.kernels.cpu.packed import PANEL, PackedWeight, pack, pack_codes, padded
+from hetero.kernels.cpu.packed import PANEL, PackedWeight, pack, padded
 
 __all__ = [
     "EXTENSION",
     "KV_BLOCK",
     "PANEL",
+    "CodedWeight",
     "Context",
     "LinearGrads",
     "LoraGrads",
@@ -36,5 +38,6 @@ __all__ = [
     "pack",
     "pack_codes",
     "padded",
+    "put_codes",
     "using",
 ]

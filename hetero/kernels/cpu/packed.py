@@ -101,13 +101,8 @@ class PackedWeight:
 
     def set_part(self, index: int, part: int, weight: torch.Tensor) -> None:
         """Pack `weight` [N / parts, K] as one part of matrix number `index`: gate (0) or up (1)."""
-        rows = self.n // self.parts
-        expect("weight", weight, (rows, self.k), torch.bfloat16, torch.float32)
-        if not (0 <= index < self.e and 0 <= part < self.parts):
-            raise ShapeError(f"part {part} of matrix {index}: the stack has {self.e} of {self.parts} parts")
-        size = padded(rows) // PANEL * _panel_size(self.packing, self.k)
-        start = (index * self.parts + part) * size
-        self._fill(weight.detach(), self.data[start : start + size])
+        expect("weight", weight, (self.n // self.parts, self.k), torch.bfloat16, torch.float32)
+        self._fill(weight.detach(), self.part(index, part))
 
     def fill(self, weights: torch.Tensor) -> None:
         """Pack all of `weights` [E, N, K]."""
@@ -124,6 +119,14 @@ class PackedWeight:
             _C.dequantize(context().handle, self.format, self.data, weight)
         weight = weight.view(self.e, self.n, self.k)
         return weight if self.stacked else weight[0]
+
+    def part(self, index: int, part: int) -> torch.Tensor:
+        """The panels of one part of one matrix."""
+        if not (0 <= index < self.e and 0 <= part < self.parts):
+            raise ShapeError(f"part {part} of matrix {index}: the stack has {self.e} of {self.parts} parts")
+        size = padded(self.n // self.parts) // PANEL * _panel_size(self.packing, self.k)
+        start = (index * self.parts + part) * size
+        return self.data[start : start + size]
 
     def _fill(self, weights: torch.Tensor, piece: torch.Tensor) -> None:
         rows = self.n // self.parts
@@ -160,52 +163,4 @@ def pack(weight: torch.Tensor, parts: int = 1, packing: Packing = BF16) -> Packe
     stack = weight if weight.dim() == 3 else weight.unsqueeze(0)
     packed = PackedWeight.empty(*stack.shape, stacked=weight.dim() == 3, parts=parts, packing=packing)
     packed.fill(stack)
-    return packed
-
-
-def pack_codes(
-    packing: Packing,
-    codes: torch.Tensor,
-    scales: torch.Tensor,
-    minima: torch.Tensor | None = None,
-    *,
-    parts: int = 1,
-    scale_rows: int = 1,
-) -> PackedWeight:
-    """Pack codes that exist already, losing nothing.
-
-    Args:
-        codes: uint8 [N, K] or [E, N, K], one code per byte.
-        scales, minima: the bits of a scale as int32 [.., ceil(N / scale_rows), ceil(K / group)]; minima only
-            for formats that have them.
-        parts: as of `PackedWeight`. scale_rows: rows that share a scale, 1 or (fp8) a multiple of 32.
-
-    Raises:
-        ShapeError: shapes or dtypes do not fit the format.
-    """
-    if codes.dim() not in (2, 3) or codes.dtype != torch.uint8:
-        raise ShapeError(f"codes are {codes.dtype} {list(codes.shape)}; expected uint8 [N, K] or [E, N, K]")
-    n, k = codes.shape[-2:]
-    e = codes.shape[0] if codes.dim() == 3 else 1
-    packed = PackedWeight.empty(e, n, k, stacked=codes.dim() == 3, parts=parts, packing=packing)
-
-    def split(tensor: torch.Tensor, rows: int) -> torch.Tensor:
-        if tensor.numel() != e * parts * rows * tensor.shape[-1]:
-            raise ShapeError(f"scales are {list(tensor.shape)}; expected {e} times {parts * rows} rows")
-        return tensor.to("cpu").contiguous().view(e * parts, rows, -1)
-
-    rows = n // parts
-    of_scales = -(-rows // scale_rows)
-    try:
-        _C.pack_codes(
-            context().handle,
-            packed.format,
-            split(codes, rows),
-            split(scales, of_scales),
-            None if minima is None else split(minima, of_scales),
-            scale_rows,
-            packed.data,
-        )
-    except ValueError as error:
-        raise ShapeError(str(error)) from None
     return packed

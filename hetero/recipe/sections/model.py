@@ -14,9 +14,10 @@ class ModelSection(Section):
     """The model: one copy of its base weights serves rollouts, training and reference."""
 
     path: str = Field(min_length=1)
-    """A local checkpoint directory, a Hub id, or `quickstart` (built once from a small package)."""
-    experts: str = "bf16"
-    """Weight format of the routed experts in RAM."""
+    """A checkpoint directory, a GGUF file, a Hub id, or `quickstart` (built once from a small package)."""
+    experts: str = "auto"
+    """Weight format of the routed experts in RAM; `auto` keeps the codes of a checkpoint in fp8, mxfp4 or
+    GGUF as they are, and bf16 for plain weights."""
     dense: str = "bf16"
     """Weight format of all other linear layers; `torch` leaves them, and attention, to PyTorch."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -28,7 +29,7 @@ class ModelSection(Section):
     @field_validator("experts", "dense")
     @classmethod
     def _known_format(cls, value: str, info: ValidationInfo) -> str:
-        known = [*LOADABLE, "torch"] if info.field_name == "dense" else LOADABLE
+        known = [*LOADABLE, "torch"] if info.field_name == "dense" else ["auto", *LOADABLE]
         return one_of(value, known, "a weight format")
 
 

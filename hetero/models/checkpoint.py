@@ -1,0 +1,77 @@
+"""Opens what a model is loaded from, whatever it is kept in, and hands it to Transformers."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
+
+from hetero.errors import ModelError
+from hetero.models.config import AUTO
+from hetero.models.lazy import lazy_state
+from hetero.models.source import TensorSource, drop_quantization, open_source, quantization_of
+
+_CONFIG = ("revision", "token", "cache_dir", "trust_remote_code", "local_files_only", "subfolder")
+_HUB = ("revision", "token", "cache_dir", "local_files_only")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint before its weights are read.
+
+    Attributes:
+        path: where it is: a directory, a file or a Hub id.
+        config: of the model, without the quantization of the file.
+        source: its weights where they come in codes; None leaves the files to Transformers.
+    """
+
+    path: str
+    config: PreTrainedConfig
+    source: TensorSource | None
+
+    def load(self, **kwargs: Any) -> PreTrainedModel:
+        """The model; kwargs as of `AutoModelForCausalLM.from_pretrained`.
+
+        Raises: ModelError for experts in codes that no format here holds, where none is asked for.
+        """
+        if self.source is None:
+            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+                self.path, config=self.config, **kwargs
+            )
+            return model
+        unheld = getattr(self.source, "unheld", ())
+        if unheld and kwargs["quantization_config"].experts == AUTO:
+            raise ModelError(
+                f"{self.path} holds experts as {', '.join(unheld)}, which no format here keeps as they are; "
+                "name one to pack the decoded weights in, such as experts='int4'"
+            )
+        for name in _CONFIG:
+            kwargs.pop(name, None)
+        kind: Any = AutoModelForCausalLM._model_mapping[type(self.config)]
+        model = kind.from_pretrained(None, config=self.config, state_dict=lazy_state(self.source), **kwargs)
+        model._weight_conversions = None  # type: ignore[assignment]  # those of a plain checkpoint, which `save_pretrained` writes
+        model.config._name_or_path = self.path
+        with contextlib.suppress(OSError):  # a checkpoint need not have one
+            model.generation_config = GenerationConfig.from_pretrained(self.path)
+        return model
+
+
+def open_checkpoint(path: str, **hf_kwargs: Any) -> Checkpoint:
+    """Find out how `path` holds its weights: plain, in codes, or as GGUF.
+
+    Args:
+        hf_kwargs: of `from_pretrained`; those that say where the files are count here.
+
+    Raises: ModelError for a quantization that is not known.
+    """
+    hub = {name: hf_kwargs[name] for name in _HUB if name in hf_kwargs}
+    if path.endswith(".gguf"):
+        source = open_source(path)
+        return Checkpoint(path, source.config, source)
+    config = AutoConfig.from_pretrained(path, **{k: hf_kwargs[k] for k in _CONFIG if k in hf_kwargs})
+    quantized = quantization_of(config) is not None
+    opened = open_source(path, **hub) if quantized else None
+    drop_quantization(config)
+    return Checkpoint(path, config, opened)
