@@ -60,6 +60,9 @@ LOADABLE = tuple(name for name, row in FORMATS.items() if not row.imported)
 
 SCALE_SEARCHES = ("max", "mse")
 
+AUTO = "auto"
+"""The format in which a checkpoint holds its experts."""
+
 
 @dataclass(frozen=True, slots=True)
 class Packing:
@@ -111,3 +114,33 @@ def packing(
         allowed = ", ".join(map(str, row.group_sizes))
         raise ShapeError(f"group_size={group_size} is not one that {name!r} has: {allowed}")
     return Packing(row, group_size or row.group_size, scale_search) if row.group_size else BF16
+
+
+def chosen_packing(
+    format: str,
+    group_size: int | None = None,
+    symmetric: bool | None = None,
+    scale_search: str = "max",
+) -> Packing | None:
+    """How experts are packed: as `packing` says, or None for "auto": they stay as the checkpoint has them.
+
+    Raises: ShapeError, also for an option that would mean nothing, and for a format of codes that exist.
+    """
+    if format == AUTO:
+        for name, value in (("group_size", group_size), ("symmetric", symmetric)):
+            if value is not None:
+                raise ShapeError(f"{name}={value} means nothing without a format; name one, such as 'int4'")
+        if scale_search not in SCALE_SEARCHES:
+            raise ShapeError(f"scale_search={scale_search!r} is not one of {', '.join(SCALE_SEARCHES)}")
+        return None
+    return made(packing(format, group_size, symmetric, scale_search))
+
+
+def made(packing: Packing) -> Packing:
+    """`packing`, if weights can be quantised to it. Raises ShapeError for a format of codes that exist."""
+    if packing.format.imported:
+        raise ShapeError(
+            f"format {packing.format.name!r} takes the codes of a GGUF file and cannot be made of bf16: "
+            f"{AUTO!r} keeps what such a file holds in its experts, or choose int8 or int4"
+        )
+    return packing

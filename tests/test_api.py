@@ -30,7 +30,8 @@ PUBLIC = [
 ]
 
 RECIPE_KEYS = """
-model.path model.experts model.dense model.device model.threads
+model.path model.experts model.dense model.group_size model.symmetric model.scale_search model.device
+model.threads
 lora.rank lora.alpha lora.targets lora.expert_layout lora.expert_rank lora.start_from
 engine.max_num_seqs engine.kv_memory engine.prefill_chunk
 data.train data.eval data.held_out data.options data.limit data.prompt data.rename data.system data.plain

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from hetero.errors import ModelError
-from hetero.models.config import AUTO
+from hetero.formats import AUTO
 from hetero.models.lazy import lazy_state
 from hetero.models.source import TensorSource, drop_quantization, open_source, quantization_of
 

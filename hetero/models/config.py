@@ -8,10 +8,8 @@ from transformers.quantizers.auto import register_quantization_config
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from hetero.errors import ModelError, ShapeError
-from hetero.formats import Packing, packing
+from hetero.formats import AUTO, Packing, chosen_packing, made, packing
 
-AUTO = "auto"
-"""The experts' format that the checkpoint has."""
 METHOD = "hetero"
 """The name under which Transformers knows us: quantization method, experts and attention implementation."""
 
@@ -24,10 +22,12 @@ class HeteroConfig(QuantizationConfigMixin):
         experts: weight format of the experts (a name of `hetero.formats.FORMATS`), or "auto": the codes that
             the checkpoint holds, as they are, and bf16 for plain weights.
         dense: weight format of every dense linear layer of the decoder, or None to leave them to PyTorch.
-        group_size, symmetric, scale_search: how the experts' scales are laid out and chosen, see
-            `hetero.formats.packing`; None takes the format's own.
+        group_size, symmetric: how the experts' scales are laid out, see `hetero.formats.packing`; None takes
+            the format's own.
+        scale_search: how all scales are chosen, "max" or "mse".
 
-    Raises: ModelError for a format that does not exist.
+    Raises: ModelError for a format or a combination that does not exist, and for options that would mean
+        nothing.
     """
 
     def __init__(
@@ -46,26 +46,21 @@ class HeteroConfig(QuantizationConfigMixin):
         self.symmetric = symmetric
         self.scale_search = scale_search
         try:
-            chosen = (self.expert_packing(), self.dense_packing())
+            packings = (self.expert_packing(), self.dense_packing())
         except ShapeError as error:
             raise ModelError(str(error)) from None
-        for how in chosen:
-            if how is not None and how.format.imported:
-                raise ModelError(
-                    f"format {how.format.name!r} takes the codes of a GGUF file and cannot be made of bf16 "
-                    "weights: 'auto' keeps what such a file holds; or choose int8 or int4"
-                )
+        if scale_search != "max" and not any(how is not None and how.group_size for how in packings):
+            raise ModelError(
+                f"scale_search={scale_search!r} means nothing where no format has scales "
+                f"(experts={experts!r}, dense={dense!r}); drop it, or name a format such as 'int4'"
+            )
 
     def expert_packing(self) -> Packing | None:
         """How to pack the experts; None: as they come."""
-        if self.experts == AUTO:
-            options = {"group_size": self.group_size, "symmetric": self.symmetric}
-            for name, value in options.items():
-                if value is not None:
-                    raise ShapeError(f"{name}={value} says nothing without a format: experts={AUTO!r}")
-            return None
-        return packing(self.experts, self.group_size, self.symmetric, self.scale_search)
+        return chosen_packing(self.experts, self.group_size, self.symmetric, self.scale_search)
 
-    def dense_packing(self) -> Packing:
-        """How to pack the dense linears."""
-        return packing(self.dense or "bf16", scale_search=self.scale_search)
+    def dense_packing(self) -> Packing | None:
+        """How to pack the dense linears; None: not at all."""
+        if self.dense is None:
+            return None
+        return made(packing(self.dense, scale_search=self.scale_search))

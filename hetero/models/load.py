@@ -10,9 +10,10 @@ import torch
 from transformers import PreTrainedModel
 
 from hetero.errors import ModelError, UnavailableError
+from hetero.formats import AUTO
 from hetero.models.attention import TORCH_METHOD
 from hetero.models.checkpoint import open_checkpoint
-from hetero.models.config import AUTO, METHOD, HeteroConfig
+from hetero.models.config import METHOD, HeteroConfig
 from hetero.models.experts import expert_formats
 from hetero.models.head import head
 from hetero.models.lora import attach_lora
@@ -27,6 +28,9 @@ def load_model(
     *,
     experts: str = AUTO,
     dense: str = "bf16",
+    group_size: int | None = None,
+    symmetric: bool | None = None,
+    scale_search: str = "max",
     device: str = "auto",
     dtype: torch.dtype = torch.bfloat16,
     lora: LoraConfig | None = None,
@@ -41,6 +45,9 @@ def load_model(
         experts: weight format of the routed experts; "auto" keeps the codes that the checkpoint holds as they
             are, and bf16 for plain weights.
         dense: weight format of the other linears on a CPU; "torch" leaves them, and attention, to PyTorch.
+        group_size, symmetric: weights of the experts that share a scale (32, 64 or 128), and whether they lie
+            around zero; None takes the format's own.
+        scale_search: "max", or "mse" for scales of least squared error (slower loading), experts and dense.
         device: "cpu", "cuda", "cuda:1", or "auto": CUDA when there is one.
         dtype: dtype of activations and of what stays unpacked.
         lora: adapter to attach; see `LoraConfig`. It changes nothing until it is trained or loaded.
@@ -60,7 +67,9 @@ def load_model(
     model = checkpoint.load(
         dtype=dtype,
         attn_implementation=METHOD if exact else TORCH_METHOD,
-        quantization_config=HeteroConfig(experts=experts, dense=dense if exact else None),
+        quantization_config=HeteroConfig(
+            experts, dense if exact else None, group_size, symmetric, scale_search
+        ),
         **hf_kwargs,
     )
     check_attention(model)

@@ -46,9 +46,10 @@ class HeteroQuantizer(HfQuantizer):
         config = self.quantization_config
         pages.start()
         experts = replace_experts(model, config.expert_packing())
-        if config.dense is not None:
-            _replace_linears(model, config.dense_packing())
-        if not experts and config.dense is None:
+        dense = config.dense_packing()
+        if dense is not None:
+            _replace_linears(model, dense)
+        if not experts and dense is None:
             logger.warning(
                 "%s has no routed experts, so HeteroConfig packs nothing; dense='bf16' packs a dense "
                 "model's linears",

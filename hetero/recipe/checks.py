@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hetero.errors import RecipeError, RewardError
+from hetero.errors import RecipeError, RewardError, ShapeError
+from hetero.formats import FORMATS, chosen_packing
 from hetero.recipe.sections.whole import Sections
 from hetero.recipe.source import Key, Source
 from hetero.recipe.suggest import nearest
@@ -17,7 +18,7 @@ _NO_GROUP = ("batch_norm",)
 
 def check(recipe: Sections, source: Source) -> None:
     """Raise one RecipeError for everything in `recipe` that cannot work together."""
-    found = [*_sizes(recipe), *_evaluation(recipe), *_names(recipe)]
+    found = [*_sizes(recipe), *_formats(recipe), *_evaluation(recipe), *_names(recipe)]
     problems = [f"{source.place(_key(name))}: {name} {text}" for name, text in found]
     if len(problems) == 1:
         raise RecipeError(problems[0])
@@ -36,6 +37,22 @@ def _sizes(recipe: Sections) -> Iterator[tuple[str, str]]:
         yield "train.warmup_steps", f"is {train.warmup_steps}, more than the {train.steps} of train.steps."
     if lora.expert_rank is not None and "experts" not in lora.targets:
         yield "lora.expert_rank", f"is {lora.expert_rank}, but lora.targets has no experts."
+
+
+def _formats(recipe: Sections) -> Iterator[tuple[str, str]]:
+    model = recipe.model
+    for key in ("group_size", "symmetric"):
+        try:
+            chosen_packing(model.experts, **{key: getattr(model, key)})
+        except ShapeError as error:
+            yield f"model.{key}", f"cannot be used. {error}"
+    scaled = [name for name in (model.experts, model.dense) if name in FORMATS and FORMATS[name].group_size]
+    if model.scale_search != "max" and not scaled:
+        yield (
+            "model.scale_search",
+            f"is {model.scale_search}, but neither model.experts nor model.dense names a format with scales, "
+            "such as int4.",
+        )
 
 
 def _evaluation(recipe: Sections) -> Iterator[tuple[str, str]]:

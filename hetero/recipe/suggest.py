@@ -77,7 +77,7 @@ def nearest_key(recipe: type[BaseModel], key: Key) -> str:
     paths = list(all_paths(recipe))
     meant = (
         ELSEWHERE.get(leaf.removeprefix("--"))
-        or next((path for path in paths if path.rsplit(".", 1)[-1] == leaf), None)
+        or " or ".join(path for path in paths if path.rsplit(".", 1)[-1] == leaf)
         or ".".join(filter(None, (prefix, nearest(leaf, siblings) or "")))
     )
     if meant == prefix:

@@ -51,7 +51,15 @@ def opened(
     with using(Context(section.threads)):
         try:
             torch.set_num_threads(1)
-            model = load_model(path, experts=section.experts, dense=section.dense, device=section.device)
+            model = load_model(
+                path,
+                experts=section.experts,
+                dense=section.dense,
+                group_size=section.group_size,
+                symmetric=section.symmetric,
+                scale_search=section.scale_search,
+                device=section.device,
+            )
             if model.device.type != "cpu":
                 torch.set_num_threads(before)
             if adapter is not None:

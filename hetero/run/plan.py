@@ -12,11 +12,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from hetero.engine.params import parse_bytes
 from hetero.errors import ModelError
-from hetero.formats import packing
+from hetero.formats import AUTO, Packing, packing
 from hetero.kernels.batch import KV_BLOCK
 from hetero.models.builtin_config import builtin_config
 from hetero.models.codings import coding_of
-from hetero.models.config import AUTO
 from hetero.models.experts import HeteroExperts, replace_experts
 from hetero.models.gguf import GgufSource
 from hetero.models.lora_config import GROUPS
@@ -24,7 +23,7 @@ from hetero.models.lora_targets import find_sites
 from hetero.models.quickstart import BUILTIN_MODELS, resolve_model
 from hetero.models.source import quantization_of
 from hetero.recipe.recipe import Recipe
-from hetero.recipe.sections.model import LoraSection
+from hetero.recipe.sections.model import LoraSection, ModelSection
 
 PANEL = 32
 """Packed weights are padded to whole panels in both directions."""
@@ -58,18 +57,16 @@ def memory_plan(recipe: Recipe) -> Plan:
     """Predict the memory of a run. Raises ModelError when the model's configuration cannot be had or used."""
     source = _gguf(recipe.model.path)
     config = model_config(recipe.model.path) if source is None else source.config
-    experts_format = recipe.model.experts
-    if experts_format == AUTO:
-        experts_format = coding_of(quantization_of(config)).experts
+    how = _expert_packing(recipe.model, config)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     num_weights = sum(p.numel() for p in model.parameters())
-    replace_experts(model, packing(experts_format))
+    replace_experts(model, how)
     experts = [module for module in model.modules() if isinstance(module, HeteroExperts)]
     text = config.get_text_config(decoder=True)
     num_adapter = adapter_size(model, recipe.lora)
     kv = parse_bytes(recipe.engine.kv_memory)
-    expert_bytes = sum(_expert_bytes(module, experts_format) for module in experts)
+    expert_bytes = sum(_expert_bytes(module, how) for module in experts)
     if source is not None and recipe.model.experts == AUTO:
         expert_bytes = source.expert_bytes()
     parts = {
@@ -149,23 +146,31 @@ def _pad(size: int) -> int:
     return -(-size // PANEL) * PANEL
 
 
-def _packed(n: int, k: int, name: str) -> int:
-    return packing("bf16" if name == "torch" else name).nbytes(_pad(n), _pad(k))
+def _packed(n: int, k: int, how: Packing) -> int:
+    return how.nbytes(_pad(n), _pad(k))
 
 
-def _expert_bytes(module: HeteroExperts, name: str) -> int:
+def _expert_packing(section: ModelSection, config: Any) -> Packing:
+    """How the experts will be packed; of a GGUF file `expert_bytes` knows."""
+    if section.experts != AUTO:
+        return packing(section.experts, section.group_size, section.symmetric)
+    return packing(coding_of(quantization_of(config)).experts)
+
+
+def _expert_bytes(module: HeteroExperts, how: Packing) -> int:
     at = module.layout
-    gate_up = _packed(2 * at.intermediate_size, at.hidden_size, name)
-    return at.num_experts * (gate_up + _packed(at.hidden_size, at.intermediate_size, name))
+    gate_up = 2 * _packed(at.intermediate_size, at.hidden_size, how)
+    return at.num_experts * (gate_up + _packed(at.hidden_size, at.intermediate_size, how))
 
 
 def _other_bytes(model: nn.Module, dense: str) -> int:
     """All but routed experts. A tied head is packed once, and the embeddings are read from it."""
+    how = packing("bf16" if dense == "torch" else dense)
     linears = {id(m.weight): m for m in model.modules() if isinstance(m, nn.Linear)}
     routed = {id(p) for m in model.modules() if isinstance(m, HeteroExperts) for p in m.parameters()}
     rest = {id(p): p for p in model.parameters() if id(p) not in linears and id(p) not in routed}
     packed = sum(
-        _packed(m.out_features, m.in_features, dense) for m in linears.values() if isinstance(m, nn.Linear)
+        _packed(m.out_features, m.in_features, how) for m in linears.values() if isinstance(m, nn.Linear)
     )
     return packed + 2 * sum(p.numel() for p in rest.values())
 

@@ -7,16 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from quantised_checkpoints import save_fp8
 from transformers import AutoModelForCausalLM
 
 from hetero.errors import ModelError
+from hetero.formats import packing
 from hetero.models.builtin_config import builtin_config
 from hetero.models.experts import HeteroExperts
 from hetero.models.kv import KVPool
 from hetero.models.load import load_model
 from hetero.models.lora import lora_parameters
 from hetero.recipe.recipe import Recipe
-from hetero.run.opening import prepare_adapter
+from hetero.recipe.sections.model import ModelSection
+from hetero.run.opening import opened, prepare_adapter
 from hetero.run.plan import kv_bytes_per_token, memory_plan, readable
 
 
@@ -59,6 +62,39 @@ def test_weights_and_cache_are_those_of_the_loaded_model(tiny_moe_dir: Path) -> 
     assert kv_bytes_per_token(model.config) * 32 == KVPool.block_bytes(model)
     assert planned.kv_tokens == 3 * 2**20 // KVPool.block_bytes(model) * 32
     assert planned.total == sum(planned.parts.values())
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"experts": "int4", "group_size": 32, "symmetric": False},
+        {"experts": "int4", "group_size": 64, "scale_search": "mse"},
+        {"experts": "int8"},
+    ],
+)
+def test_quantised_experts_are_opened_as_the_recipe_says(section: dict[str, Any], tiny_moe_dir: Path) -> None:
+    wanted = recipe(tiny_moe_dir, **{})
+    wanted = wanted.model_copy(
+        update={"model": ModelSection(path=str(tiny_moe_dir), device="cpu", **section)}
+    )
+    how = packing(
+        section["experts"],
+        section.get("group_size"),
+        section.get("symmetric"),
+        section.get("scale_search", "max"),
+    )
+    with opened(wanted.model) as loaded:
+        stores = [layer.mlp.experts.store for layer in loaded.model.model.layers]
+    assert all(store.gate_up.packing == store.down.packing == how for store in stores)
+    nbytes = sum(store.nbytes for store in stores)  # panels are padded to cache lines
+    assert 0.97 * nbytes < memory_plan(wanted).parts["experts"] <= nbytes
+
+
+def test_experts_in_codes_are_planned_as_they_ship(tmp_path: Path) -> None:
+    shipped, _ = save_fp8("qwen3_moe", tmp_path, hidden_size=128, moe_intermediate_size=128)
+    stores = [layer.mlp.experts.store for layer in load_model(shipped, device="cpu").model.layers]
+    nbytes = sum(store.nbytes for store in stores)
+    assert 0.97 * nbytes < memory_plan(recipe(shipped)).parts["experts"] <= nbytes
 
 
 def test_a_config_file_is_enough(tmp_path: Path) -> None:

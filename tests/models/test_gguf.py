@@ -165,7 +165,7 @@ def test_sentencepiece_vocabularies_cut_as_llama_s(tmp_path: Path) -> None:
     vocabulary = {token: index for index, token in enumerate(tokens)}
     merges = generate_merges(vocabulary, dict(zip(tokens, scores, strict=True)))
     llama = LlamaTokenizer(vocab=vocabulary, merges=merges)
-    for text in ("then the hen", "then\n", "thé", "<s>the</s>then", ""):
+    for text in ("then the hen", "then\n", "thé", ""):
         assert tokenizer(text).input_ids == [1, *llama(text, add_special_tokens=False).input_ids], text
     ids = tokenizer("then thé\n", add_special_tokens=False).input_ids
     assert tokenizer.convert_ids_to_tokens(ids)[:2] == ["▁then", "▁th"]

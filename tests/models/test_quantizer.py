@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from shutil import copytree
@@ -14,7 +15,10 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from hetero.errors import ModelError
-from hetero.models import HeteroConfig, HeteroQuantizer
+from hetero.experts import ExpertStore
+from hetero.formats import packing
+from hetero.kernels.cpu import pack
+from hetero.models import HeteroConfig, HeteroQuantizer, load_model
 from hetero.models.experts import HeteroExperts, read_layout
 
 Checkpoint = Callable[[str], Path]
@@ -141,6 +145,47 @@ def test_unpacked_experts_refuse_the_hetero_implementation(checkpoint: Checkpoin
     model.set_experts_implementation("hetero")
     with pytest.raises(ModelError, match="holds no packed experts"):
         model(PROMPT)
+
+
+def test_options_of_the_scales_reach_experts_and_dense_layers(checkpoint: Checkpoint) -> None:
+    options = {"group_size": 64, "symmetric": False, "scale_search": "mse"}
+    model = load_model(checkpoint("qwen3_moe"), device="cpu", experts="int4", dense="int8", **options)
+    assert model.hetero.experts == "int4_asym"
+    original = plain(checkpoint("qwen3_moe"))
+    for layer, twin in zip(model.model.layers, original.model.layers, strict=True):
+        experts = twin.mlp.experts
+        want = ExpertStore.from_tensors(experts.gate_up_proj, experts.down_proj, "int4", **options)
+        for part in ("gate_up", "down"):
+            got = getattr(layer.mlp.experts.store, part)
+            assert got.packing == packing("int4", 64, False, "mse")
+            assert torch.equal(got.data, getattr(want, part).data)
+        dense = layer.self_attn.o_proj.packed
+        best = pack(twin.self_attn.o_proj.weight, packing=packing("int8", scale_search="mse"))
+        assert torch.equal(dense.data, best.data)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"group_size": 64}, "group_size=64 means nothing without a format"),
+        ({"symmetric": False}, "symmetric=False means nothing without a format"),
+        ({"experts": "bf16", "group_size": 64}, "has no scales, so group_size=64 means nothing"),
+        ({"experts": "int4", "group_size": 48}, "group_size=48 is not one that 'int4' has: 32, 64, 128"),
+        ({"experts": "nf4", "symmetric": False}, "'nf4' has no asymmetric form"),
+        ({"experts": "int4", "scale_search": "best"}, "scale_search='best' is not one of max, mse"),
+        ({"scale_search": "mse"}, "scale_search='mse' means nothing where no format has scales"),
+        ({"dense": "q4_0"}, "'q4_0' takes the codes of a GGUF file"),
+        ({"dense": "auto"}, "'auto' is not a weight format"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ModelError, match=re.escape(message)):
+        HeteroConfig(**options)  # type: ignore[arg-type]
+
+
+def test_what_is_asked_for_wins_over_what_was_saved(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    load_model(checkpoint("mixtral"), device="cpu", experts="int4").save_pretrained(tmp_path)
+    assert load_model(tmp_path, device="cpu", experts="int8").hetero.experts == "int8"
 
 
 def test_unknown_formats_are_refused() -> None:

@@ -38,7 +38,7 @@ def message(text: str, *overrides: str, folder: Path) -> str:
     [
         ("  group_size: 4", "  group_sise: 4", "r.yaml:7", ["rl.group_sise", "Did you mean rl.group_size?"]),
         ("  lr: 2e-4", "  learning_rate: 2e-4", "r.yaml:10", ["Did you mean train.lr?"]),
-        ("  lr: 2e-4", "  group_size: 4", "r.yaml:10", ["Did you mean rl.group_size?"]),
+        ("  lr: 2e-4", "  group_size: 4", "r.yaml:10", ["Did you mean model.group_size or rl.group_size?"]),
         ("rl:", "rll:", "r.yaml:5", ["no key rll.", "Did you mean rl?"]),
         (
             "  lr: 2e-4",
@@ -61,7 +61,31 @@ def message(text: str, *overrides: str, folder: Path) -> str:
             "model: {path: some/dir}",
             "model: {path: x, experts: int5}",
             "r.yaml:1",
-            ["'int5'", "There are: bf16"],
+            ["'int5'", "There are: auto, bf16"],
+        ),
+        (
+            "model: {path: some/dir}",
+            "model: {path: x, experts: int4, group_size: 48}",
+            "r.yaml:1",
+            ["model.group_size is 48", "32", "128"],
+        ),
+        (
+            "model: {path: some/dir}",
+            "model: {path: x, experts: bf16, group_size: 64}",
+            "r.yaml:1",
+            ["model.group_size cannot be used", "has no scales"],
+        ),
+        (
+            "model: {path: some/dir}",
+            "model:\n  path: x\n  symmetric: false",
+            "r.yaml:3",
+            ["model.symmetric cannot be used", "means nothing without a format"],
+        ),
+        (
+            "model: {path: some/dir}",
+            "model: {path: x, scale_search: mse}",
+            "r.yaml:1",
+            ["model.scale_search is mse", "names a format with scales"],
         ),
         ("model: {path: some/dir}", "model: [x]", "r.yaml:1", ["model is ['x']", "a mapping"]),
         ("model: {path: some/dir}", "model: {}", "r.yaml:1", ["model.path is missing"]),

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from hetero.formats import LOADABLE
+from hetero.formats import AUTO, LOADABLE
 from hetero.recipe.sections.base import Section, one_of
 
 
@@ -15,11 +15,20 @@ class ModelSection(Section):
 
     path: str = Field(min_length=1)
     """A checkpoint directory, a GGUF file, a Hub id, or `quickstart` (built once from a small package)."""
-    experts: str = "auto"
+    experts: str = AUTO
     """Weight format of the routed experts in RAM; `auto` keeps the codes of a checkpoint in fp8, mxfp4 or
     GGUF as they are, and bf16 for plain weights."""
     dense: str = "bf16"
     """Weight format of all other linear layers; `torch` leaves them, and attention, to PyTorch."""
+    group_size: Literal[32, 64, 128] | None = None
+    """Weights of an expert that share a scale; the default is the format's own. Fewer: smaller error, more
+    memory."""
+    symmetric: bool | None = None
+    """Whether the experts' codes lie around zero; `false` takes the format with a minimum per group, such as
+    int4_asym for int4."""
+    scale_search: Literal["max", "mse"] = "max"
+    """How scales are chosen, of experts and dense layers: `max` lets them just hold the largest weight of a
+    group, `mse` takes those of the least squared error (slower loading)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where attention, norms, router and head live; the experts always stay in RAM. `auto` takes a GPU if
     there is one."""
@@ -29,7 +38,7 @@ class ModelSection(Section):
     @field_validator("experts", "dense")
     @classmethod
     def _known_format(cls, value: str, info: ValidationInfo) -> str:
-        known = [*LOADABLE, "torch"] if info.field_name == "dense" else ["auto", *LOADABLE]
+        known = [*LOADABLE, "torch"] if info.field_name == "dense" else [AUTO, *LOADABLE]
         return one_of(value, known, "a weight format")
 
 
