@@ -25,6 +25,9 @@ ImageOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
 IsolationOption = Annotated[str, typer.Option(help="Refuse to run with less than this tier.")]
+TierOption = Annotated[
+    str, typer.Option(help="What holds the sandbox in: ns, landlock, bwrap, gvisor, microvm.")
+]
 JournalArg = Annotated[Path, typer.Argument(help="A journal file.")]
 
 
@@ -37,6 +40,7 @@ def run_command(
     ] = None,
     memory: Annotated[int, typer.Option(min=1, help="Megabytes of memory.")] = 2048,
     stdin: Annotated[bool, typer.Option("--stdin", help="Pass standard input on.")] = False,
+    tier: TierOption = "ns",
     min_isolation: IsolationOption = "ns",
 ) -> None:
     """Run one command in a new sandbox; exits with its status (124 after the deadline, 128 + signal)."""
@@ -48,15 +52,16 @@ def run_command(
             timeout=timeout,
             memory_mb=memory,
             stdin=stdin,
+            tier=tier,
             min_isolation=min_isolation,
         )
     )
 
 
 @sandbox.command()
-def shell(image: ImageOption = None, min_isolation: IsolationOption = "ns") -> None:
+def shell(image: ImageOption = None, tier: TierOption = "ns", min_isolation: IsolationOption = "ns") -> None:
     """An interactive bash in a new sandbox."""
-    raise typer.Exit(command("sandbox_shell", image=image, min_isolation=min_isolation))
+    raise typer.Exit(command("sandbox_shell", image=image, tier=tier, min_isolation=min_isolation))
 
 
 @sandbox.command("ls")

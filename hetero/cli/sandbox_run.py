@@ -15,12 +15,13 @@ def run(
     timeout: float | None,
     memory_mb: int,
     stdin: bool,
+    tier: str,
     min_isolation: str,
 ) -> int:
     """The command's status; its output goes to ours as it comes."""
     policy = Policy(limits=Limits(wall_s=timeout, memory_mb=memory_mb))
     given = sys.stdin.buffer.read() if stdin else None
-    with Sandbox.create(image, policy=policy, min_isolation=min_isolation) as box:
+    with Sandbox.create(image, policy=policy, tier=tier, min_isolation=min_isolation) as box:
         process = box.exec(argv, stdin=given, background=True)
         if given is not None:
             process.write(b"", end=True)

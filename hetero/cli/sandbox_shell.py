@@ -16,14 +16,14 @@ from hetero.sandbox.process import Process
 from hetero.sandbox.sandbox import Sandbox
 
 
-def run(image: Path | None, min_isolation: str) -> int:
+def run(image: Path | None, tier: str, min_isolation: str) -> int:
     """The shell's status."""
     ours, theirs = os.openpty()
     if sys.stdin.isatty():
         size = os.get_terminal_size(sys.stdin.fileno())
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", size.lines, size.columns, 0, 0))
     policy = Policy(limits=Limits(wall_s=None))
-    with Sandbox.create(image, policy=policy, min_isolation=min_isolation) as box:
+    with Sandbox.create(image, policy=policy, tier=tier, min_isolation=min_isolation) as box:
         term = {"TERM": os.environ.get("TERM", "dumb"), "PS1": r"sandbox:\w\$ "}
         process = box.exec(["bash", "--norc", "-i"], background=True, env=term, tty=theirs)
         os.close(theirs)

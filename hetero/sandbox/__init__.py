@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hetero.sandbox.aio import AsyncSandbox
 from hetero.sandbox.errors import (
+    CapabilityUnavailable,
     DiskLimit,
     ImageError,
     IsolationUnavailable,
@@ -20,19 +21,28 @@ from hetero.sandbox.pool import Pool
 from hetero.sandbox.result import Result
 from hetero.sandbox.sandbox import Sandbox
 from hetero.sandbox.snapshot import Snapshot
+from hetero.sandbox.tiers.bwrap import BubblewrapSandbox
+from hetero.sandbox.tiers.gvisor import GvisorSandbox
+from hetero.sandbox.tiers.landlock import LandlockSandbox
+from hetero.sandbox.tiers.remote import RemoteSandbox
 
 __all__ = [
     "AsyncSandbox",
+    "BubblewrapSandbox",
+    "CapabilityUnavailable",
     "DiskLimit",
     "Event",
+    "GvisorSandbox",
     "Image",
     "ImageError",
     "IsolationUnavailable",
+    "LandlockSandbox",
     "LimitUnavailable",
     "Limits",
     "Policy",
     "PolicyDenied",
     "Pool",
+    "RemoteSandbox",
     "Result",
     "Sandbox",
     "SandboxDead",

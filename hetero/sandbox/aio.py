@@ -41,13 +41,13 @@ class AsyncSandbox:
         image: Image | str | Path | None = None,
         *,
         policy: Policy | None = None,
+        tier: str = "ns",
         min_isolation: str = "ns",
         labels: Mapping[str, str] | None = None,
     ) -> AsyncSandbox:
         """A new box."""
-        return cls(
-            await threaded(Sandbox.create, image, policy=policy, min_isolation=min_isolation, labels=labels)
-        )
+        options = {"policy": policy, "tier": tier, "min_isolation": min_isolation, "labels": labels}
+        return cls(await threaded(Sandbox.create, image, **options))
 
     @property
     def id(self) -> str:

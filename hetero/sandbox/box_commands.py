@@ -70,8 +70,8 @@ class BoxCommands(BoxState):
         with self._lock:
             self._need("live")
             files = (tty,) if tty >= 0 else ()
-            channel = self._shared.launcher.open("work", self.id, {}, request, files)
-            process = Process(channel, self._shared.launcher, self._finisher(argv, cwd, decision), limit)
+            channel, host = self._open(request, files)
+            process = Process(channel, host, self._finisher(argv, cwd, decision), limit)
             self._running.add(process)
         if background:
             threading.Thread(target=process.collect, name=f"sandbox-{self.id}", daemon=True).start()
@@ -86,9 +86,7 @@ class BoxCommands(BoxState):
             result = None
             if frame is not None:
                 killed = frame["signal"] == 9 and not frame["reason"] and self.isolation.tier == "ns+cgroup"
-                result = result_of(
-                    frame, self._ask("oom", {})["ok"] if killed and self.state == "live" else 0
-                )
+                result = result_of(frame, self._oom_kills() if killed and self.state == "live" else 0)
             log_exec(self._log, self.policy, argv, cwd, decision, result, frame)
             return result
 

@@ -86,7 +86,7 @@ class BoxFiles(BoxState):
         with self._lock:
             self._need("live", "frozen")
         request |= {"uid": self.policy.uid, "weaken": list(self._weaken)}
-        reply = self._shared.launcher.ask("work", self.id, {}, request)
+        reply = self._work(request)
         if "error" not in reply:
             return reply["ok"]
         number = reply["errno"]

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import secrets
+import socket
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from hetero.sandbox import isolation
 from hetero.sandbox.context import Context
 from hetero.sandbox.errors import SandboxDead, SandboxInfraError
 from hetero.sandbox.image import Image, skeleton
+from hetero.sandbox.isolation import Report
 from hetero.sandbox.launcher import tree
 from hetero.sandbox.policy import Policy
-from hetero.sandbox.process import Process
+from hetero.sandbox.process import Host, Process
 from hetero.sandbox.request import box_spec, group_limits
 
 State = Literal["live", "frozen", "hibernated", "closed"]
 
 
 class BoxState:
-    """Base of the parts of Sandbox."""
+    """Base of the parts of Sandbox. Methods with one underscore are what a tier replaces."""
+
+    tier: ClassVar[isolation.Tier] = "ns"
 
     def __init__(
         self,
@@ -43,12 +47,18 @@ class BoxState:
         self._isolation: isolation.Report | None = None
 
     @property
-    def isolation(self) -> isolation.Report:
+    def isolation(self) -> Report:
         """The tier, and which limits are hard."""
         if self._isolation is None:
-            controllers = self._shared.controllers()
-            self._isolation = isolation.report(controllers, self.policy.limits.disk_hard, self._weaken)
+            self._isolation = self._report()
         return self._isolation
+
+    def _report(self) -> Report:
+        return isolation.report(self._shared.controllers(), self.policy.limits.disk_hard, self._weaken)
+
+    def inner_path(self, path: str) -> str:
+        """What commands in the box call `path`: the same, in a tier with a root of its own."""
+        return path
 
     @property
     def state(self) -> str:
@@ -57,6 +67,19 @@ class BoxState:
 
     def _ask(self, operation: str, details: Any, frame: Any = None) -> Any:
         return self._shared.launcher.ask(operation, self.id, details, frame)
+
+    def _open(self, request: dict[str, Any], files: tuple[int, ...]) -> tuple[socket.socket, Host]:
+        """Start a command: the channel on which its worker answers, and what tells whether that lives."""
+        launcher = self._shared.launcher
+        return launcher.open("work", self.id, {}, request, files), launcher
+
+    def _work(self, request: dict[str, Any]) -> Any:
+        """Do a file operation; the worker's answer."""
+        return self._ask("work", {}, request)
+
+    def _oom_kills(self) -> int:
+        """How often something in the box was killed for memory."""
+        return int(self._ask("oom", {})["ok"])
 
     def _log(self, event: str, **fields: Any) -> None:
         lineage = {"parent": self.parent} if self.parent else {}
@@ -68,12 +91,15 @@ class BoxState:
         if self._state not in states:
             raise SandboxDead(f"Sandbox {self.id} is {self._state}; this needs it {' or '.join(states)}.")
 
-    def _start(self, min_isolation: str = "ns") -> None:
-        """Make the box's processes over its layers and an empty upper one."""
+    def _start(self, min_isolation: str = "") -> None:
+        """Make the box's processes over its layers and an empty upper one.
+
+        `min_isolation`: what a new box needs; one that comes from another has what that has.
+        """
         shared, policy = self._shared, self.policy
         run = shared.launcher.run
         if self._isolation is None:
-            isolation.require(min_isolation, self.isolation)
+            isolation.require(min_isolation or self.tier, self.isolation)
         lowest = skeleton(run, self.image, (*policy.writable, *policy.readable), policy.uid)
         self._directory = run.new_directory("boxes", f"{self.id}-{secrets.token_hex(3)}")
         spec = box_spec(

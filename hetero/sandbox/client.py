@@ -21,9 +21,17 @@ _BOOT = """
 import sys
 for name, path in (("hetero", {house!r}), ("hetero.sandbox", {sandbox!r})):
     module = type(sys)(name); module.__path__ = [path]; sys.modules[name] = module
-from hetero.sandbox.launcher.start import main
+from {module} import main
 main()
 """
+
+
+def boot_code(module: str) -> str:
+    """A program that runs `main` of a module below here without importing `hetero` itself."""
+    here = Path(__file__).resolve().parent
+    return _BOOT.format(house=str(here.parent), sandbox=str(here), module=module)
+
+
 REPLY_S = 120.0
 CGROUPS = "/sys/fs/cgroup"
 
@@ -40,7 +48,6 @@ class Launcher:
         self.pid = os.getpid()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control = ours
-        here = Path(__file__).resolve().parent
         settings = {
             "run": str(self.run.path),
             "outer": outer_ids(),
@@ -48,7 +55,7 @@ class Launcher:
             "cgroups": cgroups,
             "weaken": list(weaken),
         }
-        boot = _BOOT.format(house=str(here.parent), sandbox=str(here))
+        boot = boot_code("hetero.sandbox.launcher.start")
         with theirs, open(self.run.path / "launcher.log", "wb") as log:
             self.process = subprocess.Popen(
                 [

@@ -28,6 +28,10 @@ class LimitUnavailable(SandboxError, UnavailableError):
     """A limit was required to be hard and this tier can only watch it."""
 
 
+class CapabilityUnavailable(SandboxError, UnavailableError):
+    """This tier cannot do what was asked of it. Nothing else was done instead."""
+
+
 class ImageError(SandboxError, ArgumentError):
     """An image is missing, cannot be read by sandboxes, or tries to escape while it is unpacked."""
 

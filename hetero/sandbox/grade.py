@@ -79,10 +79,13 @@ def grade(
         raise ArgumentError(
             f"There is no text for the expected test {unknown[0]}; files are {', '.join(tests)}."
         )
-    with fresh_fork(source) as box, Sandbox.create(policy=_TESTER_POLICY) as quiet:
+    with fresh_fork(source) as box, _tester_box(box) as quiet:
         flags = suspicious_files(box)
         solution = box.exec(
-            [_PYTHON, *_ISOLATED, "-c", ANSWER, module], stdin=b"", background=True, timeout=timeout
+            [_PYTHON, *_ISOLATED, "-c", ANSWER, box.inner_path(module)],
+            stdin=b"",
+            background=True,
+            timeout=timeout,
         )
         tester = quiet.exec(
             [_PYTHON, *_ISOLATED, "-c", TESTER],
@@ -98,6 +101,12 @@ def grade(
         raise SandboxInfraError(f"The tests could not be run: {failure}.", "Use an image that has python3.")
     outcomes = {test: report.get(test, "was not run") for test in expect}
     return Verdict(all(o == "passed" for o in outcomes.values()), outcomes, flags, ended)
+
+
+def _tester_box(box: Sandbox) -> Sandbox:
+    """A box for the tests: held in like the solution's, but never away from this machine."""
+    tier = "ns" if box.tier == "microvm" else box.tier
+    return Sandbox.create(policy=_TESTER_POLICY, tier=tier, min_isolation=tier)
 
 
 def fresh_fork(source: Snapshot[Sandbox] | Sandbox) -> Sandbox:
@@ -132,5 +141,6 @@ def _relay(tester: Process, solution: Process) -> dict[str, str]:
 def suspicious_files(box: Sandbox) -> tuple[str, ...]:
     """Files in the writable places whose names configure Python or pytest: worth a look, no proof."""
     names = [part for name in (*_SUSPICIOUS, "*.pth") for part in ("-o", "-name", name)][1:]
-    found = box.exec(["find", "/workspace", "/home/agent", "-xdev", "(", *names, ")", "-print"], timeout=20)
+    places = [box.inner_path(path) for path in ("/workspace", "/home/agent")]
+    found = box.exec(["find", *places, "-xdev", "(", *names, ")", "-print"], timeout=20)
     return tuple(f"configuration file {path}" for path in sorted(found.stdout.splitlines()))

@@ -27,12 +27,14 @@ class Image:
         binds: (host path, path inside), shown read-only.
         host: the host's /usr and a minimal /etc below the layers.
         workspace: a directory whose files are copied, once per owner, to /workspace.
+        template: what a remote service (the tier microvm) starts from; nothing of this machine then.
     """
 
     layers: tuple[str, ...] = ()
     binds: tuple[tuple[str, str], ...] = ()
     host: bool = True
     workspace: str = ""
+    template: str = ""
 
 
 def host_image() -> Image:

@@ -55,13 +55,26 @@ def report(controllers: list[str], disk_hard: bool, weaken: tuple[str, ...]) -> 
     return Report(tier, limits, weaken)
 
 
+def watched_report(tier: Tier, **hard: str) -> Report:
+    """The report of a tier without control groups or overlay: `hard` names what is not "soft" there."""
+    soft = ("wall", "memory", "cpu_s", "pids", "disk", "inodes")
+    limits = {**dict.fromkeys(soft, "soft"), "cpus": "hard", "output": "hard", "open_files": "hard"}
+    return Report(tier, {**limits, **hard})
+
+
 def require(wanted: str, got: Report) -> None:
     """Raise IsolationUnavailable when `got` is weaker than `wanted`."""
     if rank(got.tier) < rank(wanted):
-        fix = (
-            "Run as root, or delegate a cgroup." if wanted == "ns+cgroup" else f"Install what {wanted} needs."
+        fixes = {
+            "ns": "Use the tier ns (the default), or name a weaker one as min_isolation, too.",
+            "ns+cgroup": "Run as root, or delegate a cgroup.",
+        }
+        raise IsolationUnavailable(
+            f"Isolation {wanted!r} was required; here is {got.tier!r}.",
+            fixes.get(
+                wanted, f'Create the box with tier="{wanted}"; `hetero sandbox doctor` says what it needs.'
+            ),
         )
-        raise IsolationUnavailable(f"Isolation {wanted!r} was required; here is {got.tier!r}.", fix)
 
 
 @functools.cache

@@ -43,6 +43,7 @@ class Pool:
         warm: (low, high): below `low` idle boxes, make more until there are `high`.
         max_live: boxes at once, idle ones included.
         max_running: commands at once, over all leased boxes; by default one per core.
+        tier: what holds the boxes in, as for Sandbox.create; a snapshot's boxes have its own.
     """
 
     def __init__(
@@ -53,11 +54,12 @@ class Pool:
         warm: tuple[int, int] = (2, 4),
         max_live: int = 256,
         max_running: int | None = None,
+        tier: str = "ns",
     ) -> None:
         low, high = warm
         if not 0 <= low <= high <= max_live:
             raise ArgumentError(f"warm={warm} must rise and stay within max_live={max_live}.")
-        self.image, self.policy, self.warm, self.max_live = image, policy, warm, max_live
+        self.image, self.policy, self.warm, self.max_live, self.tier = image, policy, warm, max_live, tier
         self.max_running = max_running or len(os.sched_getaffinity(0))
         self.stats = PoolStats()
         self._idle: deque[Sandbox] = deque()
@@ -127,7 +129,8 @@ class Pool:
             make = lambda: snapshot.fork(1)[0]  # noqa: E731
         else:
             image = self.image
-            make = lambda: Sandbox.create(image, policy=self.policy)  # noqa: E731
+            options: dict[str, Any] = {"policy": self.policy, "tier": self.tier, "min_isolation": self.tier}
+            make = lambda: Sandbox.create(image, **options)  # noqa: E731
         box: Sandbox = await threaded(make)
         self.stats.created += 1
         return box

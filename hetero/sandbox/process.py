@@ -7,18 +7,36 @@ import queue
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from hetero.sandbox.client import receive
 from hetero.sandbox.errors import SandboxDead, SandboxError, SandboxInfraError
 from hetero.sandbox.launcher import wire
 from hetero.sandbox.result import Result
 
-if TYPE_CHECKING:
-    from hetero.sandbox.client import Launcher
-
 _FREEZE_S = 10.0
 _SLACK_S = 60.0
+
+
+class Ends(Protocol):
+    """Something that ends."""
+
+    def poll(self) -> int | None:
+        """None while it goes on."""
+
+
+class Host(Protocol):
+    """What serves commands: the launcher, or a runner."""
+
+    @property
+    def process(self) -> Ends:
+        """Its process."""
+
+    def gone(self) -> SandboxDead:
+        """The error that says that it has ended."""
+
+    def log(self) -> str:
+        """Its last words."""
 
 
 class Process:
@@ -32,11 +50,11 @@ class Process:
     def __init__(
         self,
         channel: socket.socket,
-        launcher: Launcher,
+        host: Host,
         finished: Callable[[Process, dict[str, Any] | None], Result | None],
         timeout: float | None,
     ) -> None:
-        self._channel, self._launcher, self._finished = channel, launcher, finished
+        self._channel, self._host, self._finished = channel, host, finished
         self._state = threading.Condition()
         self._frozen: str = "thaw"
         self._output: queue.Queue[tuple[str, bytes] | None] = queue.Queue()
@@ -74,9 +92,9 @@ class Process:
                     continue
                 raise
             if frame is None:
-                if self._launcher.process.poll() is not None:
-                    return None, self._launcher.gone()
-                return None, SandboxDead(f"The command's worker is gone.{self._launcher.log()}")
+                if self._host.process.poll() is not None:
+                    return None, self._host.gone()
+                return None, SandboxDead(f"The command's worker is gone.{self._host.log()}")
             if "state" in frame:
                 with self._state:
                     self._frozen = frame["state"]

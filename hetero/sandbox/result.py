@@ -13,13 +13,14 @@ class Result:
     Attributes:
         exit: exit status, None if a signal ended it; 127 and 126 also when it could not be executed.
         signal: the signal that ended it.
-        reason: the limit that ended it: "timeout", "memory", "cpu", "disk", "output"; or "killed", "closed";
-            "" when it ended by itself.
+        reason: the limit that ended it: "timeout", "memory", "cpu", "disk", "output", "processes"; or
+            "killed", "closed"; "" when it ended by itself.
         oom: it, or a process of it, was killed for memory.
         truncated: the middle of the output is left out.
         stdout, stderr: what was kept of its output.
         bytes_out: bytes that it wrote in all.
-        wall_s, cpu_s, max_rss: seconds, seconds of CPU of all its processes, bytes.
+        wall_s, cpu_s, max_rss: seconds, seconds of CPU of all its processes, bytes; the last two are 0 where
+            the tier does not tell them.
         start_s: seconds from the call to the command's exec.
         failure: why it could not be executed (no such file, not permitted); "" when it was. Unlike `exit` and
             `stderr`, nothing in the box can forge it.

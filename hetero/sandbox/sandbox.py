@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from hetero.errors import ArgumentError
 from hetero.sandbox import isolation
 from hetero.sandbox.box_commands import BoxCommands
 from hetero.sandbox.box_files import BoxFiles
@@ -15,6 +16,7 @@ from hetero.sandbox.policy import Policy
 from hetero.sandbox.snapshot import Snapshot, seal
 
 Self = TypeVar("Self", bound="Sandbox")
+_KINDS: dict[str, type[Sandbox]] = {}
 
 
 class Sandbox(BoxFiles, BoxCommands):
@@ -35,6 +37,7 @@ class Sandbox(BoxFiles, BoxCommands):
         image: Image | str | Path | None = None,
         *,
         policy: Policy | None = None,
+        tier: str = "ns",
         min_isolation: str = "ns",
         labels: Mapping[str, str] | None = None,
         _weaken: tuple[str, ...] = (),
@@ -43,21 +46,49 @@ class Sandbox(BoxFiles, BoxCommands):
 
         Args:
             image: None for the host's programs; a directory; or an Image.
-            min_isolation: the weakest tier that will do (isolation.TIERS). Nothing weaker is ever started.
+            tier: what holds the box in: "ns", "landlock", "bwrap", "gvisor", "microvm".
+            min_isolation: the weakest tier that will do (isolation.TIERS). Nothing weaker is ever started: a
+                weaker `tier` than the default has to be named here, too.
             labels: for the journal.
 
-        Raises IsolationUnavailable, ImageError, SandboxInfraError.
+        Raises IsolationUnavailable, CapabilityUnavailable, LimitUnavailable, ImageError, SandboxInfraError.
         """
         isolation.rank(min_isolation)
-        found, shared = as_image(image), context()
+        kind = cls._of_tier(tier)
+        found, shared = kind._image(image), context()
         layers = found.layers
         if found.workspace:
             layers = (workspace_layer(shared.launcher.run, found.workspace), *layers)
-        box = cls(shared, found, layers, policy or Policy(), labels or {}, _weaken)
+        box = kind(shared, found, layers, policy or Policy(), labels or {}, _weaken)
         shared.hold(layers)
-        box._start(min_isolation)
-        box._log("create")
+        try:
+            box._start(min_isolation)
+        except BaseException:
+            shared.release(layers)
+            raise
+        box._log("create", tier=box.isolation.tier)
         return box
+
+    def __init_subclass__(cls, tier: isolation.Tier | None = None, **options: object) -> None:
+        super().__init_subclass__(**options)
+        if tier is not None:
+            cls.tier = tier
+            _KINDS[tier] = cls
+
+    @classmethod
+    def _of_tier(cls: type[Self], tier: str) -> type[Self]:
+        if tier == cls.tier:
+            return cls
+        isolation.rank(tier)
+        kind = _KINDS.get(tier)
+        if kind is None or not issubclass(kind, cls):
+            known = ", ".join(("ns", *_KINDS))
+            raise ArgumentError(f"No sandbox is made as tier {tier!r}; name one of {known}.")
+        return kind
+
+    @classmethod
+    def _image(cls, image: Image | str | Path | None) -> Image:
+        return as_image(image)
 
     def snapshot(self, mode: Literal["stop", "frozen_copy"] = "stop") -> Snapshot[Sandbox]:
         """Seal what has been written as a layer that boxes can be forked from.
@@ -68,9 +99,12 @@ class Sandbox(BoxFiles, BoxCommands):
         """
         with self._lock:
             self._need("live", "frozen", "hibernated")
-            found = seal(self, mode)
+            found = self._seal(mode)
             self._log("snapshot", snapshot=found.id, mode=mode)
             return found
+
+    def _seal(self, mode: str, restart: bool = True) -> Snapshot[Sandbox]:
+        return seal(self, mode, restart)
 
     def fork(self, n: int = 1) -> list[Sandbox]:
         """`n` boxes that continue from here, each on its own; this one goes on, too."""
@@ -86,7 +120,7 @@ class Sandbox(BoxFiles, BoxCommands):
                     process.set_frozen("freeze")
                 self._state = "frozen"
             else:
-                seal(self, "stop", restart=False).close()
+                self._seal("stop", restart=False).close()
                 self._state = "hibernated"
             self._log("pause", mode=mode)
 

@@ -65,7 +65,7 @@ def become_command(
         stage = ""
         wall_in(request)
         stage = request["argv"][0]
-        _execute(request["argv"], request["env"])
+        find_and_execute(request["argv"], request["env"])
     except BaseException as error:
         number = getattr(error, "errno", None) or 5
         text = os.strerror(number) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
@@ -135,7 +135,7 @@ for _files in (False, True):
     filter_of(_files, sockets=True)  # in the launcher, so that no command waits for it
 
 
-def _execute(argv: list[str], env: dict[str, str]) -> NoReturn:
+def find_and_execute(argv: list[str], env: dict[str, str]) -> NoReturn:
     """execvp, without what the standard library imports for it. Raises the most telling OSError."""
     name, refused = argv[0], None
     if "/" in name:

@@ -72,6 +72,7 @@ def _write(request: dict[str, Any]) -> dict[str, Any]:
     if not name or name in (".", ".."):
         raise OSError(21, "Is a directory")
     directory = _made(request, folder or "/")
+    _need_writable(request, directory, name)
     temporary = f".{name[:200]}.{os.urandom(6).hex()}.part"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:
@@ -101,11 +102,25 @@ def _made(request: dict[str, Any], folder: str) -> int:
         return _open(request, folder, os.O_PATH | os.O_DIRECTORY)
     except FileNotFoundError:
         above, name = os.path.split(folder.rstrip("/"))
+        parent = _made(request, above or "/")
+        _need_writable(request, parent, name)
         try:  # noqa: SIM105 (contextlib is large)
-            os.mkdir(name, 0o755, dir_fd=_made(request, above or "/"))
+            os.mkdir(name, 0o755, dir_fd=parent)
         except FileExistsError:  # made by the box at the same time, or a link to nothing: opening it tells
             pass
         return _open(request, folder, os.O_PATH | os.O_DIRECTORY)
+
+
+def _need_writable(request: dict[str, Any], directory: int, name: str) -> None:
+    """Raise OSError for a name that no mount keeps from being written: `fence` holds the tree's path, what
+    may be written in it, and what may not within that."""
+    if "fence" in request:
+        tree, writable, protected = request["fence"]
+        place = os.path.join(os.readlink(f"/proc/self/fd/{directory}").removeprefix(tree), name) + "/"
+        if not any(place.startswith(path.rstrip("/") + "/") for path in writable) or any(
+            place.startswith(path.rstrip("/") + "/") for path in protected
+        ):
+            raise OSError(30, "Read-only file system")
 
 
 def _list(request: dict[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,8 @@ TIOCSTI, TIOCLINUX = 0x5412, 0x541C
 RLIMIT_CORE = 4
 
 _ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+MACHINES = tuple(_ARCH)
+"""Where there is a table."""
 _SPECIAL = {
     "x86_64": {
         "clone": 56,
