@@ -1,4 +1,4 @@
-"""The peer: plain PyTorch in bf16 on the same weights and inputs (oneDNN, with AMX where there is any)."""
+"""The peer: plain PyTorch on the same weights and inputs: oneDNN for bf16, with AMX where there is any."""
 
 from __future__ import annotations
 
@@ -16,20 +16,24 @@ from hetero.kernels.reference import gated_activation
 class Experts:
     """One matrix product per expert and projection, as Transformers' eager experts do it."""
 
-    def __init__(self, weights: Weights, copies: int) -> None:
-        self.shape, self.weights = weights.shape, weights
-        self.layers = [(weights.gate_up, weights.down)]
-        self.layers += [(weights.gate_up.clone(), weights.down.clone()) for _ in range(copies - 1)]
+    def __init__(self, weights: Weights, copies: int, dtype: torch.dtype = torch.bfloat16) -> None:
+        self.shape, self.weights, self.dtype = weights.shape, weights, dtype
+        self.layers = [(weights.gate_up.to(dtype), weights.down.to(dtype))]
+        self.layers += [
+            (weights.gate_up.to(dtype, copy=True), weights.down.to(dtype, copy=True))
+            for _ in range(copies - 1)
+        ]
 
     def forward(self, inputs: Inputs, copy: int, lora: ExpertLoraFactors | None = None) -> torch.Tensor:
         with torch.no_grad():
-            return self._run(inputs, inputs.x, inputs.weights, copy, lora)
+            return self._run(inputs, inputs.x.to(self.dtype), inputs.weights, copy, lora)
 
     def train(self, inputs: Inputs, copy: int, lora: ExpertLoraFactors | None = None) -> None:
         """Forward, and backward to x, to the experts' weights and to the factors."""
-        x, weights = inputs.x.detach().requires_grad_(), inputs.weights.detach().requires_grad_()
+        x = inputs.x.to(self.dtype).detach().requires_grad_()
+        weights = inputs.weights.detach().requires_grad_()
         clear_gradients(lora)
-        self._run(inputs, x, weights, copy, lora).backward(inputs.dout)
+        self._run(inputs, x, weights, copy, lora).backward(inputs.dout.to(self.dtype))
 
     def check(self, inputs: Inputs, expected: Expected, lora: ExpertLoraFactors | None) -> None:
         """The peer must compute the same layer. Raises WrongResultError."""
@@ -45,7 +49,7 @@ class Experts:
         lora: ExpertLoraFactors | None,
     ) -> torch.Tensor:
         gate_up, down = self.layers[copy]
-        low_rank = _LowRank(lora)
+        low_rank = _LowRank(lora, self.dtype)
         out = torch.zeros(x.shape, dtype=torch.float32)
         order = inputs.ids.flatten().argsort(stable=True)
         experts, counts = inputs.ids.flatten()[order].unique_consecutive(return_counts=True)
@@ -63,7 +67,7 @@ class Experts:
 
     def _bias(self, name: str, expert: int) -> torch.Tensor | None:
         bias: torch.Tensor | None = getattr(self.weights, name)
-        return None if bias is None else bias[expert].to(torch.bfloat16)
+        return None if bias is None else bias[expert].to(self.dtype)
 
     def _activate(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         if self.shape.activation == "silu" and self.shape.limit is None:
@@ -72,11 +76,11 @@ class Experts:
 
 
 class _LowRank:
-    """The low-rank term of a projection, in bf16; 0 without factors."""
+    """The low-rank term of a projection; 0 without factors."""
 
-    def __init__(self, lora: ExpertLoraFactors | None) -> None:
+    def __init__(self, lora: ExpertLoraFactors | None, dtype: torch.dtype) -> None:
         tensors = () if lora is None else zip(FACTORS, lora.tensors(), strict=True)
-        self.factors = {name: f.to(torch.bfloat16) for name, f in tensors if f is not None}
+        self.factors = {name: f.to(dtype) for name, f in tensors if f is not None}
         self.scale = 1.0 if lora is None else lora.scale
 
     def __call__(self, name: str, x: torch.Tensor, expert: int) -> torch.Tensor | float:

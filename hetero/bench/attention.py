@@ -64,6 +64,7 @@ class Prefill:
         heads = ((shape.heads, shape.dim), (shape.kv_heads, shape.dim), (shape.kv_heads, shape.values))
         self.q, self.k, self.v = (_random(tokens, *size, seed=i) for i, size in enumerate(heads))
         self.dout = _random(tokens, shape.heads, shape.values, seed=3)
+        self.peers = tuple(x.to(settings.peer_dtype) for x in (self.q, self.k, self.v, self.dout))
         self.batch = AttentionBatch.packed([tokens])
         self.options: dict[str, Any] = {"scale": shape.dim**-0.5, "window": shape.window or None}
 
@@ -76,11 +77,11 @@ class Prefill:
 
     def peer(self, _: int) -> None:
         backward = self.settings.backward
-        q, k, v = (x.detach().requires_grad_(backward) for x in (self.q, self.k, self.v))
+        q, k, v = (x.detach().requires_grad_(backward) for x in self.peers[:3])
         q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
         out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         if backward:
-            out.backward(self.dout.transpose(0, 1)[None])
+            out.backward(self.peers[3].transpose(0, 1)[None])
 
     def check(self) -> None:
         """The last rows against the reference: they see all the others."""
@@ -143,11 +144,16 @@ class Decode:
         heads = ((shape.heads, shape.dim), (shape.kv_heads, shape.dim), (shape.kv_heads, shape.values))
         self.q, self.k, self.v = (_random(tokens, *size, seed=i) for i, size in enumerate(heads))
         self.peers = self._peers(copies) if settings.against else []
+        self.peer_q = self.q[:, :, None].to(settings.peer_dtype)
 
     def _peers(self, copies: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         shape = self.shape
         sizes = [(self.tokens, shape.kv_heads, self.context, d) for d in (shape.dim, shape.values)]
-        return [(_random(*sizes[0], seed=i), _random(*sizes[1], seed=i)) for i in range(max(1, copies // 2))]
+        dtype = self.settings.peer_dtype
+        return [
+            (_random(*sizes[0], seed=i).to(dtype), _random(*sizes[1], seed=i).to(dtype))
+            for i in range(max(1, copies // 2))
+        ]
 
     def call(self, i: int) -> torch.Tensor:
         pool = self.pools[i % len(self.pools)]
@@ -156,7 +162,7 @@ class Decode:
     def peer(self, i: int) -> None:
         k, v = self.peers[i % len(self.peers)]
         with torch.no_grad():
-            functional.scaled_dot_product_attention(self.q[:, :, None], k, v, enable_gqa=True)
+            functional.scaled_dot_product_attention(self.peer_q, k, v, enable_gqa=True)
 
     def check(self) -> None:
         """Every head of the first sequences against the reference."""

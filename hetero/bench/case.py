@@ -6,11 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from hetero.bench.machine import Machine
 from hetero.bench.timing import Budget, Times
 from hetero.errors import ArgumentError
 from hetero.formats import FORMATS
 from hetero.kernels import cpu
+
+PEERS = {"torch": torch.bfloat16, "torch-fp32": torch.float32}
+"""Peers of a kernel: PyTorch on the same numbers in this dtype."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +32,7 @@ class Settings:
         lora_rank: rank of low-rank factors beside the weights; 0: none.
         context: attention: positions in the cache of each of `tokens` sequences that decode one token; 0:
             `tokens` new tokens of one sequence.
-        against: a peer that is timed in turn with us, or None.
+        against: a peer that is timed in turn with us, one of PEERS, or None.
         rotate: bytes of weights to go through before the first come again.
     """
 
@@ -47,8 +52,14 @@ class Settings:
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
             raise ArgumentError(f"--format is {self.format!r}; hetero has {', '.join(FORMATS)}")
+        if self.against is not None and self.against not in PEERS:
+            raise ArgumentError(f"--against is {self.against!r}; kernels have the peers {', '.join(PEERS)}")
         if not self.tokens or min(self.tokens) < 1:
             raise ArgumentError(f"--tokens is {self.tokens}; expected positive numbers such as 1,8,32,2048")
+
+    @property
+    def peer_dtype(self) -> torch.dtype:
+        return PEERS[self.against or "torch"]
 
 
 @dataclass(frozen=True, slots=True)

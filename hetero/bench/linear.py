@@ -39,17 +39,19 @@ class Bench:
         self.shape, self.settings, n, k = shape, settings, shape.N, shape.K
         generator = torch.Generator().manual_seed(settings.seed)
         source, form = 2 * n * k, packing(settings.format)
-        copy = form.nbytes(n, k) + (source if settings.against else 0)
+        dtype = settings.peer_dtype
+        copy = form.nbytes(n, k) + (dtype.itemsize * n * k if settings.against else 0)
         copies = num_copies(copy, 4 * source, settings.rotate)
         weight = (torch.randn(n, k, generator=generator) / k**0.5).to(torch.bfloat16)
         self.packed = [cpu.pack(weight, packing=form) for _ in range(copies)]
         self.weight = self.packed[0].unpack()
-        self.peers = [self.weight.clone() for _ in range(copies if settings.against else 0)]
+        self.peers = [self.weight.to(dtype, copy=True) for _ in range(copies if settings.against else 0)]
         self.loras = [self._lora(generator) for _ in range(copies)]
         self.rows = {
             tokens: [torch.randn(tokens, width, generator=generator).to(torch.bfloat16) for width in (k, n)]
             for tokens in settings.tokens
         }
+        self.peer_rows = {tokens: [x.to(dtype) for x in rows] for tokens, rows in self.rows.items()}
 
     def _lora(self, generator: torch.Generator) -> LoraFactors | None:
         rank, shape = self.settings.lora_rank, self.shape
@@ -94,7 +96,7 @@ class Bench:
         ops.linear(x, self.packed[copy], lora=lora).backward(self.rows[tokens][1])
 
     def peer(self, tokens: int, i: int) -> None:
-        x = self.rows[tokens][0].detach().requires_grad_(self.settings.backward)
+        x = self.peer_rows[tokens][0].detach().requires_grad_(self.settings.backward)
         y = functional.linear(x, self.peers[i % len(self.peers)])
         lora = self.loras[i % len(self.peers)]
         if lora is not None:
@@ -102,7 +104,7 @@ class Bench:
             a, b = lora.a.to(x.dtype), lora.b.to(x.dtype)
             y = y + lora.scale * functional.linear(functional.linear(x, a), b)
         if self.settings.backward:
-            y.backward(self.rows[tokens][1])
+            y.backward(self.peer_rows[tokens][1])
 
     def check(self, tokens: int) -> None:
         """Rows from begin to end against the reference, forward and, if it is timed, backward."""

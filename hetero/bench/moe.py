@@ -38,7 +38,7 @@ class Bench:
     def __init__(self, settings: Settings) -> None:
         self.settings, self.shape = settings, moe_shape(settings.shape)
         shape = self.shape
-        peer_bytes = 2 * shape.E * shape.weights if settings.against else 0
+        peer_bytes = settings.peer_dtype.itemsize * shape.E * shape.weights if settings.against else 0
         copies = layer_copies(shape, settings.format, settings.rotate, peer_bytes)
         weights = Weights(shape, settings.seed)
         self.inputs = {tokens: _inputs(shape, tokens, settings.seed) for tokens in settings.tokens}
@@ -47,7 +47,7 @@ class Bench:
         self.layers = [weights.store(settings.format)]
         self.expected = self._expect(weights)
         self.layers += [weights.store(settings.format) for _ in range(copies - 1)]
-        self.peer = against_torch.Experts(weights, copies) if settings.against else None
+        self.peer = against_torch.Experts(weights, copies, settings.peer_dtype) if settings.against else None
 
     def _expect(self, weights: Weights) -> dict[int, Expected]:
         exact = self.settings.format == "bf16"

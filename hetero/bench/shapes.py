@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from hetero.errors import ArgumentError
@@ -64,16 +64,31 @@ class AttentionShape:
 
 
 @dataclass(frozen=True, slots=True)
+class RowShape:
+    """What row operations run over: hidden states, the router's E probabilities, logits."""
+
+    E: int
+    top_k: int
+    hidden: int
+    vocab: int
+
+    def check(self) -> None:
+        if self.top_k > self.E:
+            raise ArgumentError(f"the shape has top_k={self.top_k} of E={self.E} experts; top_k is at most E")
+
+
+@dataclass(frozen=True, slots=True)
 class ModelShape:
-    """One layer of a model: its experts, its attention, and its linears by name (with the head)."""
+    """A model: the experts and the attention of a layer, its linears by name (with the head), its layers."""
 
     moe: MoeShape
     attention: AttentionShape
-    linears: dict[str, LinearShape] = field(default_factory=dict)
+    linears: dict[str, LinearShape]
+    layers: int
 
 
-def _model(moe: MoeShape, attention: AttentionShape, vocab: int) -> ModelShape:
-    """A layer with plain grouped-query attention."""
+def _model(moe: MoeShape, attention: AttentionShape, vocab: int, layers: int) -> ModelShape:
+    """A model with plain grouped-query attention."""
     hidden, dim = moe.hidden, attention.dim
     linears = {
         "q_proj": LinearShape(attention.heads * dim, hidden),
@@ -81,13 +96,13 @@ def _model(moe: MoeShape, attention: AttentionShape, vocab: int) -> ModelShape:
         "o_proj": LinearShape(hidden, attention.heads * dim),
         "lm_head": LinearShape(vocab, hidden),
     }
-    return ModelShape(moe, attention, linears)
+    return ModelShape(moe, attention, linears, layers)
 
 
 MODELS: dict[str, ModelShape] = {
-    "qwen3-30b-a3b": _model(MoeShape(128, 8, 2048, 768), AttentionShape(32, 4, 128), 151936),
+    "qwen3-30b-a3b": _model(MoeShape(128, 8, 2048, 768), AttentionShape(32, 4, 128), 151936, 48),
     "gpt-oss-20b": _model(
-        MoeShape(32, 4, 2880, 2880, "swiglu_oss", limit=7.0, bias=True), AttentionShape(64, 8, 64), 201088
+        MoeShape(32, 4, 2880, 2880, "swiglu_oss", limit=7.0, bias=True), AttentionShape(64, 8, 64), 201088, 24
     ),
     "deepseek-v3": ModelShape(
         MoeShape(256, 8, 7168, 2048),
@@ -99,24 +114,33 @@ MODELS: dict[str, ModelShape] = {
             "o_proj": LinearShape(7168, 16384),
             "lm_head": LinearShape(129280, 7168),
         },
+        61,
     ),
-    "glm-4.5-air": _model(MoeShape(128, 8, 4096, 1408), AttentionShape(96, 8, 128), 151552),
-    "mixtral-8x7b": _model(MoeShape(8, 2, 4096, 14336), AttentionShape(32, 8, 128), 32000),
-    "olmoe-1b-7b": _model(MoeShape(64, 8, 2048, 1024), AttentionShape(16, 16, 128), 50304),
-    "quickstart": _model(MoeShape(8, 2, 576, 1536), AttentionShape(9, 3, 64), 49152),
+    "glm-4.5-air": _model(MoeShape(128, 8, 4096, 1408), AttentionShape(96, 8, 128), 151552, 46),
+    "mixtral-8x7b": _model(MoeShape(8, 2, 4096, 14336), AttentionShape(32, 8, 128), 32000, 32),
+    "olmoe-1b-7b": _model(MoeShape(64, 8, 2048, 1024), AttentionShape(16, 16, 128), 50304, 16),
+    "quickstart": _model(MoeShape(8, 2, 576, 1536), AttentionShape(9, 3, 64), 49152, 30),
 }
 
-Shape = TypeVar("Shape", MoeShape, LinearShape, AttentionShape)
+Shape = TypeVar("Shape", MoeShape, LinearShape, AttentionShape, RowShape)
 
 
 def moe_shape(text: str) -> MoeShape:
     """`text` is a model's name or "E=128,top_k=8,hidden=2048,intermediate=768"."""
-    return _numbers(text, MoeShape) if "=" in text else _named(text).moe
+    return _numbers(text, MoeShape) if "=" in text else model_shape(text).moe
 
 
 def attention_shape(text: str) -> AttentionShape:
     """`text` is a model's name or "heads=32,kv_heads=4,dim=128[,v_dim=..][,window=..]"."""
-    return _numbers(text, AttentionShape) if "=" in text else _named(text).attention
+    return _numbers(text, AttentionShape) if "=" in text else model_shape(text).attention
+
+
+def row_shape(text: str) -> RowShape:
+    """`text` is a model's name or "E=128,top_k=8,hidden=2048,vocab=151936"."""
+    if "=" in text:
+        return _numbers(text, RowShape)
+    model = model_shape(text)
+    return RowShape(model.moe.E, model.moe.top_k, model.moe.hidden, model.linears["lm_head"].N)
 
 
 def linear_shapes(text: str) -> dict[str, LinearShape]:
@@ -124,13 +148,14 @@ def linear_shapes(text: str) -> dict[str, LinearShape]:
     if "=" in text:
         return {text: _numbers(text, LinearShape)}
     name, _, layer = text.partition("/")
-    linears = _named(name).linears
+    linears = model_shape(name).linears
     if layer and layer not in linears:
         raise ArgumentError(f"{name} has no linear {layer!r}; it has {', '.join(linears)}")
     return {f"{name}/{key}": shape for key, shape in linears.items() if layer in ("", key)}
 
 
-def _named(name: str) -> ModelShape:
+def model_shape(name: str) -> ModelShape:
+    """A known model. Raises ArgumentError with the nearest name."""
     found = MODELS.get(name)
     if found is None:
         close = difflib.get_close_matches(name, MODELS, n=1)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hetero.bench import attention, linear, moe
+from hetero.bench import attention, exactness, linear, moe, rows
 from hetero.bench.case import Settings
 from hetero.bench.machine import Machine
 from hetero.bench.roofline import roofline
@@ -16,8 +16,13 @@ from hetero.cli.bench_table import show
 from hetero.errors import ArgumentError, UnavailableError
 from hetero.kernels import cpu
 
-CASES = {"moe": moe.cases, "linear": linear.cases, "attention": attention.cases}
-PEERS = ("torch",)
+CASES = {
+    "moe": moe.cases,
+    "linear": linear.cases,
+    "attention": attention.cases,
+    "rows": rows.cases,
+    "exactness": exactness.cases,
+}
 
 
 def run(
@@ -37,8 +42,6 @@ def run(
     names = tuple(name.strip() for name in isas.split(",")) if isas else ()
     _check_isas(names)
     wanted = wanted or {}
-    if wanted.get("against") not in (None, *PEERS):
-        raise ArgumentError(f"--against is {wanted['against']!r}; kernels have the peers {', '.join(PEERS)}")
     budget = Budget(repeats, seconds)
     settings = (
         Settings(**wanted, tokens=parse_tokens(tokens), isas=names, budget=budget) if op is not None else None

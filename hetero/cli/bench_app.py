@@ -1,4 +1,4 @@
-"""`hetero bench machine | moe | linear | attention | decode | prefill | step`."""
+"""`hetero bench machine | moe | linear | attention | rows | exactness | decode | prefill | step`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ IsaOption = Annotated[
 ]
 BackwardOption = Annotated[bool, typer.Option("--backward", help="Time forward and backward.")]
 RankOption = Annotated[int, typer.Option(min=0, help="Rank of LoRA factors; 0 = none.")]
-AgainstOption = Annotated[str | None, typer.Option(help="A peer to time in turn with us: torch.")]
+AgainstOption = Annotated[
+    str | None, typer.Option(help="A peer to time in turn with us: torch (bf16) or torch-fp32.")
+]
 RepeatsOption = Annotated[int, typer.Option(min=1, help="Timed calls at least, and pairs with a peer.")]
 SecondsOption = Annotated[float, typer.Option(min=0, help="Seconds that each case is timed at least.")]
 RotateOption = Annotated[
@@ -121,6 +123,42 @@ def attention(
     wanted = {"shape": shape, "backward": backward, "context": context, "against": against}
     wanted |= {"rotate": int(rotate_gb * 1e9)}
     _kernels("attention", wanted, tokens, threads, isa, repeats, seconds, svg, json)
+
+
+@bench.command()
+def rows(
+    shape: Annotated[
+        str, typer.Option(help=f"{MODEL_SHAPES}: E=128,top_k=8,hidden=2048,vocab=151936.")
+    ] = "qwen3-30b-a3b",
+    tokens: TokensOption = "1,8,32,2048",
+    threads: ThreadsOption = None,
+    isa: IsaOption = None,
+    backward: BackwardOption = False,
+    against: AgainstOption = None,
+    repeats: RepeatsOption = 5,
+    seconds: SecondsOption = 1.0,
+    svg: SvgOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Measure what works on one row at a time: norms, routers, sampling."""
+    wanted: dict[str, object] = {"shape": shape, "backward": backward, "against": against}
+    _kernels("rows", wanted, tokens, threads, isa, repeats, seconds, svg, json)
+
+
+@bench.command()
+def exactness(
+    shape: Annotated[str, typer.Option(help="A model: quickstart, qwen3-30b-a3b, ...")] = "quickstart",
+    sequences: Annotated[int, typer.Option(min=1, help="Sequences that decode one token each.")] = 64,
+    step_tokens: Annotated[int, typer.Option(min=1, help="Tokens of one training step.")] = 1024,
+    threads: ThreadsOption = None,
+    repeats: RepeatsOption = 3,
+    seconds: SecondsOption = 0.3,
+    rotate_gb: RotateOption = 0.5,
+    json: JsonOption = False,
+) -> None:
+    """Measure what bit-equal rollouts and training cost against the fastest PyTorch operations."""
+    wanted: dict[str, object] = {"shape": shape, "rotate": int(rotate_gb * 1e9)}
+    _kernels("exactness", wanted, f"{sequences},{step_tokens}", threads, None, repeats, seconds, None, json)
 
 
 def _kernels(

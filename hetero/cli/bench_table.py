@@ -21,6 +21,7 @@ NAMES = {
     "share_of_peak": "of peak",
     "gbps": "GB/s",
     "tflops": "TFLOP/s",
+    "fastest_ms": "its ms",
 }
 
 
@@ -74,6 +75,6 @@ def _named(key: str, value: Any) -> str:
 def _cell(key: str, value: Any) -> str:
     if value is None:
         return ""
-    if key.startswith("share_of_"):
+    if key.startswith("share_of_") or key == "cost":
         return f"{value:.0%}"
     return f"{value:.3g}" if isinstance(value, float) else str(value)

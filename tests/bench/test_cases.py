@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from hetero.bench import against_torch, attention, linear, moe
-from hetero.bench.case import Settings
+from hetero.bench.case import PEERS, Settings
 from hetero.bench.machine import Machine
 from hetero.bench.timing import Budget, check, time_calls
 from hetero.cli.app import app
@@ -88,12 +88,13 @@ def test_bytes_and_operations_of_experts(machine: Machine) -> None:
     assert many["tflops"] * many["ms"] * 1e9 == pytest.approx(2 * 33 * 2 * weights)
 
 
-def test_against_torch(machine: Machine) -> None:
-    asked = {"against": "torch", "tokens": (5,)}
+@pytest.mark.parametrize("peer", PEERS)
+def test_against_torch(machine: Machine, peer: str) -> None:
+    asked = {"against": peer, "tokens": (5,)}
     plain = {"heads": "heads=4,kv_heads=2,dim=64"}["heads"]
     for module, shape in ((moe, MOE), (linear, LINEAR), (attention, plain)):
         (line,) = module.cases(settings(shape, **asked), machine)
-        assert line["peer"] == "torch"
+        assert line["peer"] == peer
         assert line["ratio_min"] <= line["ratio"] <= line["ratio_max"]
     for module, shape in ((moe, MOE), (linear, LINEAR)):
         (line,) = module.cases(settings(shape, backward=True, lora_rank=4, **asked), machine)
