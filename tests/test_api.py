@@ -13,8 +13,11 @@ import typer
 
 import hetero
 from hetero.cli.app import app
+from hetero.engine.stats import EngineStats
 from hetero.recipe.recipe import Recipe
 from hetero.recipe.suggest import all_paths
+from hetero.rl.rollout import Rollout
+from hetero.run.metrics import step_record
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -33,7 +36,7 @@ RECIPE_KEYS = """
 model.path model.experts model.dense model.group_size model.symmetric model.scale_search model.device
 model.threads
 lora.rank lora.alpha lora.targets lora.expert_layout lora.expert_rank lora.start_from
-engine.max_num_seqs engine.kv_memory engine.prefill_chunk
+engine.max_num_seqs engine.kv_memory engine.kv_ram engine.kv_disk engine.kv_disk_size engine.prefill_chunk
 data.train data.eval data.held_out data.options data.limit data.prompt data.rename data.system data.plain
 data.template data.chat
 rl.rewards rl.algorithm rl.group_size rl.prompts_per_step rl.max_tokens rl.temperature rl.stop rl.clip_low
@@ -44,6 +47,11 @@ train.keep_checkpoints
 eval.every eval.prompts eval.samples eval.temperature eval.top_p eval.top_k eval.min_p eval.max_tokens
 eval.correct_from
 log.completions log.samples log.report
+"""
+
+KV_METRICS = """
+hit_rate preemptions stale_refused ram_stored ram_found ram_in_time ram_faster disk_found disk_in_time
+disk_faster disk_written disk_dropped disk_refused disk_errors
 """
 
 SAMPLING = "--temperature --top-p --top-k --min-p --seed"
@@ -109,6 +117,12 @@ def test_version_is_the_package_metadata_s() -> None:
 
 def test_recipe_keys() -> None:
     assert [path for path in all_paths(Recipe) if "." in path] == RECIPE_KEYS.split()
+
+
+def test_cache_metrics() -> None:
+    rolled = Rollout(groups=[], seconds_generate=0.0, seconds_reward=0.0)
+    record = step_record(1, rolled, {}, EngineStats(), {"time/train": 0.0}, {})
+    assert [name[3:] for name in record if name.startswith("kv/")] == KV_METRICS.split()
 
 
 def test_commands() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
@@ -15,17 +16,21 @@ from hetero.engine.sequence import Completion, Piece, Sequence
 from hetero.engine.stats import EngineStats
 from hetero.engine.stepper import Stepper
 from hetero.engine.stop import TextStream
+from hetero.engine.tiers.make import make_tiers
 from hetero.errors import ArgumentError, UnavailableError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+DISK_SIZE = "16GiB"
+"""Of `kv_disk`, unless told otherwise."""
 
 
 class Engine:
     """Generates completions with a model that someone else may train between calls.
 
     Results depend on the model, the prompt, the parameters and the random stream of a sequence only: not on
-    the other sequences, `max_num_seqs`, `prefill_chunk`, `kv_memory`, or what the prefix cache holds.
+    the other sequences, `max_num_seqs`, `prefill_chunk`, or what the KV cache, `kv_ram` and `kv_disk` hold.
 
     Args:
         model: from `load_model` (or a `Runner` of your own).
@@ -33,12 +38,17 @@ class Engine:
             too.
         max_num_seqs: sequences that may run at once.
         kv_memory: of the KV cache, allocated here and once: bytes, or such as "1GiB".
+        kv_ram: RAM for blocks that the KV cache had no room for; 0 is none.
+        kv_disk: directory of files for blocks that outlive this engine; any number of processes, also with
+            other models, may share it. Damaged files are computed again, never used.
+        kv_disk_size: most bytes of all files in `kv_disk`; those used longest ago go first.
         prefill_chunk: prompt tokens computed per step, beside the running sequences' tokens.
         seed: of the random streams where `SamplingParams.seed` is None.
 
     Raises:
         ArgumentError: a setting has a value that makes no sense.
-        CapacityError: kv_memory holds less than one block.
+        CapacityError: kv_memory, kv_ram or kv_disk_size holds less than one block.
+        UnavailableError: kv_disk cannot be written.
     """
 
     def __init__(
@@ -48,6 +58,9 @@ class Engine:
         tokenizer: PreTrainedTokenizerBase | None = None,
         max_num_seqs: int = 64,
         kv_memory: int | str = "1GiB",
+        kv_ram: int | str = 0,
+        kv_disk: str | os.PathLike[str] | None = None,
+        kv_disk_size: int | str = DISK_SIZE,
         prefill_chunk: int = 512,
         seed: int = 0,
     ) -> None:
@@ -57,11 +70,12 @@ class Engine:
         runner: Runner
         runner = model if isinstance(model, Runner) else ModelRunner(model, kv_memory=parse_bytes(kv_memory))
         self._tokenizer = tokenizer
+        self._stats = EngineStats()
+        tiers = make_tiers(runner.store, self._stats, ram=kv_ram, disk=kv_disk, disk_size=kv_disk_size)
         self._stepper: Stepper | None = Stepper(
-            runner, max_num_seqs=max_num_seqs, prefill_chunk=prefill_chunk
+            runner, tiers, self._stats, max_num_seqs=max_num_seqs, prefill_chunk=prefill_chunk
         )
         self._requests = Requests(runner, tokenizer, seed)
-        self._stats = self._stepper.stats
 
     @property
     def stats(self) -> EngineStats:
@@ -166,13 +180,15 @@ class Engine:
             raise
 
     def reset_cache(self) -> None:
-        """Forget every cached prefix."""
+        """Forget every cached prefix in memory. Files in `kv_disk` stay: they say what they hold."""
         stepper = self._open()
         for name in stepper.blocks.namespaces():
             stepper.blocks.retire(name)
 
     def close(self) -> None:
-        """Give the KV memory back; the engine cannot be used any more."""
+        """Give the KV memory back, once all blocks are on disk; the engine cannot be used any more."""
+        if self._stepper is not None:
+            self._stepper.tiers.close()
         self._stepper = None
 
     def __enter__(self) -> Engine:

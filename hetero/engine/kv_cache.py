@@ -35,6 +35,9 @@ class BlockStore(Protocol):
     @property
     def bytes_per_block(self) -> int: ...
 
+    @property
+    def on_gpu(self) -> bool: ...
+
     def copy_block(self, src: int, dst: int) -> None: ...
 
     def read_block(self, i: int, out: Bytes) -> None:
@@ -89,10 +92,6 @@ class BlockManager:
         store: the memory.
         root_of: the root of a new namespace, by its name.
         spill: called with (namespace, content id, block) before a findable block is given away.
-
-    Attributes:
-        num_refused: times that somebody asked in a retired namespace, or that a block stood in a table that
-            is not its own: 0 unless the engine has a bug.
     """
 
     def __init__(
@@ -102,7 +101,7 @@ class BlockManager:
         root_of: Callable[[str], bytes | None] = lambda name: None,
         spill: SpillFn | None = None,
     ) -> None:
-        self.num_refused = 0
+        self._num_refused = 0
         self.store = store
         self.num_blocks = store.num_blocks
         self._blank = list(range(self.num_blocks - 1, -1, -1))
@@ -216,26 +215,35 @@ class BlockManager:
 
     # --- content
 
-    def register(self, namespace: Namespace, content_id: bytes, block: int) -> None:
-        """Make a full held block findable; a second block of the same content stays private to its holder."""
-        if (
+    def register(self, namespace: Namespace, content_id: bytes, block: int) -> bool:
+        """Make a full held block findable; whether it is by now: a second block of the same content stays
+        private to its holder."""
+        fresh = (
             namespace.alive
             and self._home[block] is None
             and namespace.table.setdefault(content_id, block) == block
-        ):
+        )
+        if fresh:
             self._home[block], self._id[block] = namespace, content_id
+        return fresh
 
     def find(self, namespace: Namespace, content_ids: Iterable[bytes]) -> list[int]:
         """Blocks of the longest known prefix, a reference taken on each; none in a retired namespace."""
         blocks = []
-        self.num_refused += not namespace.alive
+        self._num_refused += not namespace.alive
         for content_id in content_ids:
             block = namespace.table.get(content_id)
             if block is None:
                 break
             if self._home[block] is not namespace or self._id[block] != content_id:
-                self.num_refused += 1
+                self._num_refused += 1
                 break
             blocks.append(block)
         self.acquire(blocks)
         return blocks
+
+    def take_num_refused(self) -> int:
+        """Times since the last call that somebody asked in a retired namespace, or that a block stood in a
+        table that is not its own: 0 unless the engine has a bug."""
+        count, self._num_refused = self._num_refused, 0
+        return count

@@ -14,13 +14,15 @@ import itertools
 from bisect import insort
 from operator import attrgetter
 
-import numpy as np
 import torch
 
+from hetero.engine.admission import Admission
 from hetero.engine.batch import Chunk, Step
 from hetero.engine.held import HeldPrompts
-from hetero.engine.kv_cache import BlockManager, extend_hashes
+from hetero.engine.kv_cache import BlockManager, Namespace, extend_hashes
 from hetero.engine.sequence import Sequence, Status
+from hetero.engine.slots import Slots
+from hetero.engine.tiers.tiers import Tiers
 from hetero.kernels.batch import KV_BLOCK
 
 _arrival = attrgetter("arrival")
@@ -31,27 +33,23 @@ class Scheduler:
 
     Args:
         blocks: the KV cache.
-        max_num_seqs: sequences that may run at once.
+        tiers: where its blocks go that it has no room for.
+        slots: rows for the sequences that run.
         prefill_chunk: prompt tokens per step.
-        max_blocks: most blocks that one sequence can need.
-
-    Attributes:
-        tables: [max_num_seqs, max_blocks] int32, the blocks of the sequence in each slot.
     """
 
-    def __init__(
-        self, blocks: BlockManager, *, max_num_seqs: int, prefill_chunk: int, max_blocks: int
-    ) -> None:
-        self.tables = np.zeros((max_num_seqs, max_blocks), np.int32)
+    def __init__(self, blocks: BlockManager, tiers: Tiers, slots: Slots, *, prefill_chunk: int) -> None:
         self._num_preemptions = 0
+        self._filled: list[tuple[Namespace, bytes, int]] = []
         self._blocks = blocks
         self._prefill_chunk = prefill_chunk
         self._arrivals = itertools.count()
-        self._slots = list(range(max_num_seqs - 1, -1, -1))
+        self._slots = slots
         self._waiting: list[Sequence] = []  # each list by arrival
         self._prefilling: list[Sequence] = []
         self._decoding: list[Sequence] = []
         self._held = HeldPrompts(blocks)
+        self._admission = Admission(blocks, self._held, tiers)
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -62,6 +60,8 @@ class Scheduler:
         """Queue a new sequence."""
         sequence.arrival = next(self._arrivals)
         self._waiting.append(sequence)
+        if sequence.prompt.num_unstarted == 0:
+            self._admission.prefetch(sequence)
         sequence.prompt.num_unstarted += 1
 
     def schedule(self) -> Step:
@@ -72,6 +72,11 @@ class Scheduler:
         """Preemptions since the last call."""
         count, self._num_preemptions = self._num_preemptions, 0
         return count
+
+    def take_filled(self) -> list[tuple[Namespace, bytes, int]]:
+        """(namespace, content id, block) of what the scheduled steps fill, since the last call."""
+        filled, self._filled = self._filled, []
+        return filled
 
     # --- decode
 
@@ -92,9 +97,7 @@ class Scheduler:
             else:
                 block = self._blocks.allocate()
             if block is not None:
-                if not offset:
-                    sequence.blocks.append(block)
-                sequence.blocks[index] = self.tables[sequence.slot, index] = block
+                self._slots.set(sequence, index, block)
                 return True
             if not self._held.drop():
                 victim = max(self._decoding[-1:] + self._prefilling[-1:], key=_arrival)
@@ -107,6 +110,7 @@ class Scheduler:
         self._stop_running(sequence)
         sequence.status = Status.WAITING
         sequence.prompt.num_unstarted += sequence.fresh
+        self._admission.prefetch(sequence)
         insort(self._waiting, sequence, key=_arrival)
 
     def _advance(self, sequence: Sequence, end: int) -> None:
@@ -121,7 +125,8 @@ class Scheduler:
             space = sequence.prompt.namespace
             extend_hashes(sequence.hashes, space, sequence.token_ids, last)
             for i in range(first, last):
-                self._blocks.register(space, sequence.hashes[i], sequence.blocks[i])
+                if self._blocks.register(space, sequence.hashes[i], sequence.blocks[i]):
+                    self._filled.append((space, sequence.hashes[i], sequence.blocks[i]))
 
     # --- prefill
 
@@ -132,14 +137,15 @@ class Scheduler:
             if budget:
                 chunks.append(self._next_chunk(sequence, budget))
                 budget -= chunks[-1].end - chunks[-1].start
-        room, i = len(self._slots), 0
+        room, i = self._slots.num_free, 0
         while budget and room and i < len(self._waiting):
             sequence = self._waiting[i]
             room -= 1  # a sequence that waits for its leader keeps its place in the order
             if sequence.fresh and (sequence.prompt.leader is not None or sequence.prompt.blocks is not None):
                 i += 1
                 continue
-            if not self._admit(sequence):
+            busy = bool(self._decoding or self._prefilling or chunks)
+            if (busy and not self._admission.ready(sequence)) or not self._admit(sequence):
                 break
             del self._waiting[i]
             chunks.append(self._next_chunk(sequence, budget))
@@ -162,30 +168,15 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence) -> bool:
         """Give a waiting sequence a slot and blocks for all its tokens; False when there is no room."""
-        prompt, num_tokens = sequence.prompt, len(sequence.token_ids)
+        alone = not (self._decoding or self._prefilling)
+        blocks = self._admission.claim(sequence, num_running=len(self._decoding), may_drop=alone)
+        if blocks is None:
+            return False
         if sequence.fresh:
-            extend_hashes(prompt.hashes, prompt.namespace, prompt.token_ids, num_tokens // KV_BLOCK)
-            sequence.hashes = list(prompt.hashes)
-        else:
-            extend_hashes(sequence.hashes, prompt.namespace, sequence.token_ids, num_tokens // KV_BLOCK)
-        found = self._blocks.find(prompt.namespace, sequence.hashes[: (num_tokens - 1) // KV_BLOCK])
-        num_new = -(-num_tokens // KV_BLOCK) - len(found)
-        while self._blocks.num_free < num_new + len(
-            self._decoding
-        ):  # those that run may each need one more soon
-            if self._decoding or self._prefilling or not self._held.drop():
-                self._blocks.release(found)
-                return False
-        sequence.num_computed = len(found) * KV_BLOCK
-        if sequence.fresh:
-            prompt.leader = sequence
-            prompt.num_unstarted -= 1
+            sequence.prompt.leader = sequence
+            sequence.prompt.num_unstarted -= 1
             sequence.num_cached_tokens = sequence.num_computed
-        for _ in range(num_new):
-            block = self._blocks.allocate()
-            assert block is not None
-            found.append(block)
-        self._start_running(sequence, found)
+        self._slots.take(sequence, blocks)
         sequence.status = Status.PREFILL
         insort(self._prefilling, sequence, key=_arrival)
         return True
@@ -199,7 +190,7 @@ class Scheduler:
     def fork_waiting(self) -> list[Sequence]:
         """Start the sequences whose prompt has been computed; they draw from `prompt.hidden` in this step."""
         forks: list[Sequence] = []
-        room, i = len(self._slots), 0
+        room, i = self._slots.num_free, 0
         while self._held and room and i < len(self._waiting):
             sequence = self._waiting[i]
             room -= 1
@@ -216,7 +207,7 @@ class Scheduler:
         prompt = sequence.prompt
         assert prompt.blocks is not None
         self._blocks.acquire(prompt.blocks)
-        self._start_running(sequence, list(prompt.blocks))
+        self._slots.take(sequence, list(prompt.blocks))
         sequence.hashes = list(prompt.hashes)
         sequence.num_computed = sequence.num_cached_tokens = len(prompt.token_ids)
         self._start_decoding(sequence)
@@ -225,17 +216,9 @@ class Scheduler:
 
     # --- coming and going
 
-    def _start_running(self, sequence: Sequence, blocks: list[int]) -> None:
-        sequence.blocks = blocks
-        sequence.slot = self._slots.pop()
-        self.tables[sequence.slot, : len(blocks)] = blocks
-
     def _stop_running(self, sequence: Sequence) -> None:
         (self._prefilling if sequence.status is Status.PREFILL else self._decoding).remove(sequence)
-        self._blocks.release(sequence.blocks)
-        sequence.blocks = []
-        self._slots.append(sequence.slot)
-        sequence.slot = -1
+        self._blocks.release(self._slots.give_back(sequence))
         if sequence.prompt.leader is sequence:
             sequence.prompt.leader = None
 
@@ -243,6 +226,8 @@ class Scheduler:
         """Let go of a sequence, in whatever state, with all that it holds."""
         if sequence.status is Status.WAITING:
             self._waiting.remove(sequence)
+            if sequence.fetch is not None:
+                sequence.fetch.cancel()
             sequence.prompt.num_unstarted -= sequence.fresh
             self._held.let_go(sequence.prompt)
         elif sequence.slot >= 0:

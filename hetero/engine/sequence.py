@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from hetero.engine.kv_cache import Namespace
     from hetero.engine.params import SamplingParams
     from hetero.engine.stop import StopChecker
+    from hetero.engine.tiers.fetch import Fetch
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -117,6 +118,7 @@ class Sequence:
         blocks: cache blocks in order of position.
         hashes: content ids of the full blocks, so far as they were needed.
         slot: row in the engine's per-sequence arrays while the sequence runs, else -1.
+        fetch: blocks that are on their way from disk while the sequence waits.
     """
 
     index: int
@@ -135,6 +137,7 @@ class Sequence:
     num_computed: int = 0
     num_cached_tokens: int = 0
     slot: int = -1
+    fetch: Fetch | None = None
     status: Status = Status.WAITING
     completion: Completion | None = None
 

@@ -23,6 +23,17 @@ class EngineStats:
         decode_seconds: time in forward passes, the share of sampled tokens fed back.
         sample_seconds: LM head and sampling.
         schedule_seconds: everything else in a step.
+        stale_refused: lookups in a cache namespace whose weights are gone; 0 unless the engine has a bug.
+        ram_stored: blocks copied to the arena (`kv_ram`) when the pool gave them away.
+        ram_found, disk_found: prompt tokens that a tier had, when asked.
+        ram_in_time, disk_in_time: of these, tokens that came before computing them would have been done, and
+            were used.
+        ram_faster, disk_faster: of these, tokens whose copying or reading took less time than computing them
+            takes.
+        disk_written: blocks written to files (`kv_disk`).
+        disk_dropped: blocks not written because the disk did not keep up.
+        disk_refused: files that were torn, damaged or foreign: removed, and their blocks computed again.
+        disk_errors: writes that the disk refused (full, read-only).
     """
 
     num_steps: int = 0
@@ -37,6 +48,18 @@ class EngineStats:
     decode_seconds: float = 0.0
     sample_seconds: float = 0.0
     schedule_seconds: float = 0.0
+    stale_refused: int = 0
+    ram_stored: int = 0
+    ram_found: int = 0
+    ram_in_time: int = 0
+    ram_faster: int = 0
+    disk_found: int = 0
+    disk_in_time: int = 0
+    disk_faster: int = 0
+    disk_written: int = 0
+    disk_dropped: int = 0
+    disk_refused: int = 0
+    disk_errors: int = 0
 
     @property
     def seconds(self) -> float:

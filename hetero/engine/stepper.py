@@ -12,7 +12,10 @@ from hetero.engine.runner import Runner
 from hetero.engine.sampler import Sampler
 from hetero.engine.scheduler import Scheduler
 from hetero.engine.sequence import Prompt, Sequence
+from hetero.engine.slots import Slots
 from hetero.engine.stats import EngineStats
+from hetero.engine.tiers.block_file import root_of
+from hetero.engine.tiers.tiers import Tiers
 from hetero.kernels.batch import KV_BLOCK
 
 
@@ -21,12 +24,17 @@ class Stepper:
 
     Args:
         runner: the model.
+        tiers: where blocks go that the pool has no room for.
+        stats: to count in.
         max_num_seqs: sequences that may run at once.
         prefill_chunk: prompt tokens per step.
     """
 
-    def __init__(self, runner: Runner, *, max_num_seqs: int, prefill_chunk: int) -> None:
-        self.stats = EngineStats()
+    def __init__(
+        self, runner: Runner, tiers: Tiers, stats: EngineStats, *, max_num_seqs: int, prefill_chunk: int
+    ) -> None:
+        self.stats = stats
+        self.tiers = tiers
         self._runner = runner
         self._max_num_seqs = max_num_seqs
         self._prefill_chunk = prefill_chunk
@@ -36,14 +44,18 @@ class Stepper:
         self._start_empty()
 
     def _start_empty(self) -> None:
-        self.blocks = BlockManager(self._runner.store)
+        self.tiers.clear()
+        self.blocks = BlockManager(self._runner.store, root_of=self._root, spill=self.tiers.spill)
         max_blocks = min(self.blocks.num_blocks, -(-self._runner.context_length // KV_BLOCK))
-        self.scheduler = Scheduler(
-            self.blocks,
-            max_num_seqs=self._max_num_seqs,
-            prefill_chunk=self._prefill_chunk,
-            max_blocks=max_blocks,
-        )
+        self._slots = Slots(max_num_seqs=self._max_num_seqs, max_blocks=max_blocks)
+        self.scheduler = Scheduler(self.blocks, self.tiers, self._slots, prefill_chunk=self._prefill_chunk)
+
+    def _root(self, name: str) -> bytes | None:
+        """Of a namespace whose blocks other processes may have made."""
+        if not self.tiers.on_disk:
+            return None
+        assert name == self._runner.namespace(), "the fingerprint is that of the weights which run now"
+        return root_of(self._runner.fingerprint())
 
     def add(self, sequences: list[Sequence]) -> None:
         """Queue sequences."""
@@ -92,6 +104,7 @@ class Stepper:
         began = perf_counter()
         step = self.scheduler.schedule()
         hidden, forward_seconds = self._forward(step)
+        self.tiers.commit(self.scheduler.take_filled())
         sequences, rows, states = self._ready(step, hidden)
         draw_began = perf_counter()
         drawn = (
@@ -101,6 +114,7 @@ class Stepper:
         for sequence, token_id, logprob, raw_logprob in zip(sequences, *drawn, strict=True):
             self._append(sequence, token_id, logprob, raw_logprob)
         self.stats.num_preemptions += self.scheduler.take_num_preemptions()
+        self.stats.stale_refused += self.blocks.take_num_refused()
         self.stats.sample_seconds += draw_seconds
         self.stats.schedule_seconds += perf_counter() - began - forward_seconds - draw_seconds
         return sequences
@@ -110,7 +124,7 @@ class Stepper:
         num_prefill, num_decode = step.num_prefill_tokens, len(step.decodes)
         if not num_prefill + num_decode:
             return torch.empty(0), 0.0
-        batch = self._builder.build(step, self.scheduler.tables)
+        batch = self._builder.build(step, self._slots.tables)
         began = perf_counter()
         hidden = self._runner.forward(*batch)
         seconds = perf_counter() - began

@@ -61,6 +61,7 @@ class KVPool:
             v bf16 [num_blocks, Hkv, Dvpad/32, 16, 32, 2].
         num_blocks: blocks per layer.
         bytes_per_block: bytes that one block takes over all layers.
+        on_gpu: whether the blocks lie in a GPU's memory.
     """
 
     def __init__(self, model: PreTrainedModel, num_blocks: int) -> None:
@@ -74,6 +75,7 @@ class KVPool:
         self._parts = [part.view(torch.uint8) for part in parts]
         self._sizes = [part.shape[1] for part in self._parts]
         self.bytes_per_block = sum(self._sizes)
+        self.on_gpu = model.device.type == "cuda"
 
     @staticmethod
     def block_bytes(model: PreTrainedModel) -> int:

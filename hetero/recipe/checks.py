@@ -32,7 +32,9 @@ def _key(name: str) -> Key:
 
 
 def _sizes(recipe: Sections) -> Iterator[tuple[str, str]]:
-    train, lora = recipe.train, recipe.lora
+    train, lora, engine = recipe.train, recipe.lora, recipe.engine
+    if engine.kv_disk_size is not None and engine.kv_disk is None:
+        yield "engine.kv_disk_size", f"is {engine.kv_disk_size}, but there is no engine.kv_disk to limit."
     if train.warmup_steps > train.steps:
         yield "train.warmup_steps", f"is {train.warmup_steps}, more than the {train.steps} of train.steps."
     if lora.expert_rank is not None and "experts" not in lora.targets:

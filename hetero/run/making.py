@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from hetero.engine.engine import Engine
+from hetero.engine.engine import DISK_SIZE, Engine
 from hetero.engine.params import SamplingParams
 from hetero.recipe.recipe import Recipe
 from hetero.rl.algorithms import ALGORITHMS
@@ -40,6 +40,9 @@ def make_engine(recipe: Recipe, loaded: Opened) -> Engine:
         tokenizer=loaded.tokenizer,
         max_num_seqs=section.max_num_seqs,
         kv_memory=section.kv_memory,
+        kv_ram=section.kv_ram or 0,
+        kv_disk=section.kv_disk,
+        kv_disk_size=section.kv_disk_size or DISK_SIZE,
         prefill_chunk=section.prefill_chunk,
         seed=recipe.train.seed,
     )

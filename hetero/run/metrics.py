@@ -10,8 +10,23 @@ from hetero.engine.stats import EngineStats
 from hetero.rl.metrics import rollout_metrics
 from hetero.rl.rollout import Rollout
 
-WALL_TIME = ("time/", "perf/")
-"""Metrics that a repeated step need not repeat."""
+WALL_TIME = ("time/", "perf/", "kv/disk_", "kv/ram_")
+"""Metrics that a repeated step need not repeat: they depend on the clock, or on what earlier runs left."""
+KV_COUNTS = (
+    "stale_refused",
+    "ram_stored",
+    "ram_found",
+    "ram_in_time",
+    "ram_faster",
+    "disk_found",
+    "disk_in_time",
+    "disk_faster",
+    "disk_written",
+    "disk_dropped",
+    "disk_refused",
+    "disk_errors",
+)
+"""Counts of `EngineStats` that become kv/<name>."""
 
 
 def step_record(
@@ -38,6 +53,7 @@ def step_record(
         "perf/train_tok_s": _rate(trained.get("train/tokens", 0.0), seconds["time/train"]),
         "kv/hit_rate": engine.cached_tokens / prompt_tokens if prompt_tokens else 0.0,
         "kv/preemptions": engine.num_preemptions,
+        **{f"kv/{name}": getattr(engine, name) for name in KV_COUNTS},
     }
     parts = {"step": step, **rollout_metrics(rolled.groups), **trained, **data, **perf, **seconds}
     return {name: finite(value) for name, value in parts.items()}

@@ -73,6 +73,7 @@ def memory_plan(recipe: Recipe) -> Plan:
         "experts": expert_bytes,
         "other weights": _other_bytes(model, recipe.model.dense),
         "KV cache": kv,
+        "KV blocks in RAM": parse_bytes(recipe.engine.kv_ram or 0),
         "adapter": num_adapter * (MASTER + COPIES),
         "optimizer": num_adapter * (MOMENTS + GRADIENT),
         "activations": _activations(text, recipe),

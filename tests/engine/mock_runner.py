@@ -29,6 +29,7 @@ class MockStore:
     """Two "layers" of one 64-bit number per token."""
 
     bytes_per_block = 2 * KV_BLOCK * 8
+    on_gpu = False
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks

@@ -184,6 +184,60 @@ def test_greedy_equals_transformers_in_fp32(
     assert sum(close) > 0.95 * len(close)
 
 
+@pytest.mark.parametrize("tier", ["ram", "disk", "both"])
+def test_tiers_change_no_bit(
+    any_model: PreTrainedModel, prompts: list[list[int]], tmp_path: Path, tier: str
+) -> None:
+    """What was evicted, or left by another engine, comes back from the tier, which is made to be used."""
+    params, streams = settings_of(prompts, truncate=True), [(i, i % 3) for i in range(len(prompts))]
+    block = KVPool.block_bytes(any_model)
+    with Engine(any_model, kv_memory=64 * block, seed=5) as engine:
+        expected = results(engine.generate(prompts, params, streams=streams))
+    ram, disk = "16MiB" if tier != "disk" else 0, tmp_path if tier != "ram" else None
+    for attempt in range(2):
+        with Engine(any_model, kv_memory=7 * block, seed=5, kv_ram=ram, kv_disk=disk) as engine:
+            for _ in range(2):
+                engine.stats.prefill_seconds += 1e6  # computing is never faster
+                assert results(engine.generate(prompts, params, streams=streams)) == expected
+            stats = engine.stats
+            assert (stats.ram_in_time > 0) == (tier != "disk")
+            assert stats.disk_in_time > 0 or tier == "ram" or (tier == "both" and attempt == 0)
+            assert stats.stale_refused == stats.disk_refused == stats.disk_errors == 0
+
+
+def test_after_an_update_no_tier_serves_the_old_adapter(
+    fresh: tuple[PreTrainedModel, Engine], prompts: list[list[int]], tmp_path: Path
+) -> None:
+    """The base's blocks stay good, the policy's are not found; both as with a cold cache."""
+    model, cold = fresh
+    params, block = SamplingParams(max_tokens=12, ignore_eos=True), KVPool.block_bytes(model)
+
+    def ask(engine: Engine) -> tuple[list[tuple[object, ...]], int]:
+        before = engine.stats.cached_tokens
+        engine.stats.prefill_seconds += 1e6
+        done = engine.generate(prompts[-1:], params)
+        return results(done), engine.stats.cached_tokens - before
+
+    with Engine(model, kv_memory=8 * block, kv_ram="16MiB", kv_disk=tmp_path) as engine:
+        for _ in range(2):
+            policy, _ = ask(engine)
+            with lora_disabled(model):
+                base, _ = ask(engine)
+        with torch.no_grad():
+            next(m for n, m in lora_parameters(model).items() if "k_proj" in n and n.endswith("b"))[0, 0] += (
+                3.0
+            )
+        new, hits = ask(engine)
+        assert hits == 0
+        with lora_disabled(model):
+            again, hits = ask(engine)
+        assert (again, hits) == (base, 64)
+        assert engine.stats.stale_refused == 0
+    cold.reset_cache()
+    assert new == ask(cold)[0]
+    assert new != policy
+
+
 def test_a_group_of_16_on_500_tokens_computes_them_once(model: PreTrainedModel) -> None:
     prompt = torch.randint(3, 128, (500,), generator=torch.Generator().manual_seed(3)).tolist()
     params = SamplingParams(max_tokens=10, ignore_eos=True)

@@ -31,7 +31,7 @@ def recipe(path: Path | str, **lora: Any) -> Recipe:
             "data": {"train": "arithmetic"},
             "rl": {"rewards": ["last_number"]},
             "train": {"steps": 1},
-            "engine": {"kv_memory": "3MiB"},
+            "engine": {"kv_memory": "3MiB", "kv_ram": "2MiB"},
         }
     )
 
@@ -60,6 +60,8 @@ def test_weights_and_cache_are_those_of_the_loaded_model(tiny_moe_dir: Path) -> 
     stores = [m.store for m in model.modules() if isinstance(m, HeteroExperts) and m.store is not None]
     assert planned.parts["experts"] == sum(store.nbytes for store in stores)
     assert kv_bytes_per_token(model.config) * 32 == KVPool.block_bytes(model)
+    assert planned.parts["KV cache"] == 3 * 2**20
+    assert planned.parts["KV blocks in RAM"] == 2 * 2**20
     assert planned.kv_tokens == 3 * 2**20 // KVPool.block_bytes(model) * 32
     assert planned.total == sum(planned.parts.values())
 

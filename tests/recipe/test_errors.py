@@ -54,6 +54,13 @@ def message(text: str, *overrides: str, folder: Path) -> str:
         ("  lr: 2e-4", "  schedule: cosin", "r.yaml:10", ["Did you mean cosine?"]),
         ("  lr: 2e-4", "  betas: [0.9]", "r.yaml:10", ["train.betas", "two numbers"]),
         ("  lr: 2e-4", "  lr: .inf", "r.yaml:10", ["train.lr", "finite"]),
+        ("rl:", "engine: {kv_ram: lots}\nrl:", "r.yaml:5", ["engine.kv_ram is 'lots'"]),
+        (
+            "rl:",
+            "engine: {kv_disk_size: 1GiB}\nrl:",
+            "r.yaml:5",
+            ["kv_disk_size is 1GiB", "no engine.kv_disk"],
+        ),
         ("  group_size: 4", "  group_size: 1", "r.yaml:7", ["rl.group_size is 1", "at least 2"]),
         ("  group_size: 4", "  top_p: 0.9", "r.yaml:7", ["rl.top_p", "full distribution"]),
         ("  eval: arithmetic", "  held_out: 1.5", "r.yaml:4", ["data.held_out is 1.5", "less than 1"]),

@@ -9,6 +9,9 @@ from pydantic import Field, ValidationInfo, field_validator
 from hetero.formats import AUTO, LOADABLE
 from hetero.recipe.sections.base import Section, one_of
 
+SIZE = r"^\d+(\.\d+)?\s*([KMGT]i?B|B)$"
+"""Bytes, such as 512MiB."""
+
 
 class ModelSection(Section):
     """The model: one copy of its base weights serves rollouts, training and reference."""
@@ -75,7 +78,14 @@ class EngineSection(Section):
 
     max_num_seqs: int = Field(default=64, ge=1)
     """Sequences that decode together."""
-    kv_memory: str = Field(default="1GiB", pattern=r"^\d+(\.\d+)?\s*([KMGT]i?B|B)$")
+    kv_memory: str = Field(default="1GiB", pattern=SIZE)
     """Memory of the KV cache, such as 512MiB or 8GiB."""
+    kv_ram: str | None = Field(default=None, pattern=SIZE)
+    """RAM for blocks that fell out of `kv_memory`; by default none."""
+    kv_disk: str | None = Field(default=None, min_length=1)
+    """Directory of files for blocks of the KV cache, kept between runs and shared by processes; by default
+    none."""
+    kv_disk_size: str | None = Field(default=None, pattern=SIZE)
+    """Most bytes in `kv_disk`; the blocks used longest ago go first. By default 16GiB."""
     prefill_chunk: int = Field(default=512, ge=1)
     """Prompt tokens per forward; long prompts are cut into chunks of this size."""
