@@ -11,6 +11,9 @@ import torch
 from architectures import save_tiny
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import PreTrainedModel
+
+from hetero.models.quantizer import unpacked_state_dict
 
 BLOCK = 128
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
@@ -24,6 +27,14 @@ MXFP4_CONFIG = {
     "quant_method": "mxfp4",
     "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"],
 }
+
+
+def assert_same_weights(model: PreTrainedModel, want: PreTrainedModel) -> None:
+    """Both models compute with the same weights, in whatever formats they keep them."""
+    got, expected = unpacked_state_dict(model), unpacked_state_dict(want)
+    assert got.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(got[name], tensor), name
 
 
 def to_fp8(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from hetero.engine.params import parse_bytes
 from hetero.errors import ModelError
-from hetero.formats import AUTO, Packing, packing
+from hetero.formats import AUTO, BF16, Packing, packing
 from hetero.kernels.batch import KV_BLOCK
 from hetero.models.builtin_config import builtin_config
 from hetero.models.codings import coding_of
@@ -165,13 +165,14 @@ def _expert_bytes(module: HeteroExperts, how: Packing) -> int:
 
 
 def _other_bytes(model: nn.Module, dense: str) -> int:
-    """All but routed experts. A tied head is packed once, and the embeddings are read from it."""
+    """All but routed experts. A tied head is packed once, as bf16, and the embeddings are read from it."""
     how = packing("bf16" if dense == "torch" else dense)
+    table = model.get_input_embeddings().weight  # type: ignore[operator]
     linears = {id(m.weight): m for m in model.modules() if isinstance(m, nn.Linear)}
     routed = {id(p) for m in model.modules() if isinstance(m, HeteroExperts) for p in m.parameters()}
     rest = {id(p): p for p in model.parameters() if id(p) not in linears and id(p) not in routed}
     packed = sum(
-        _packed(m.out_features, m.in_features, how) for m in linears.values() if isinstance(m, nn.Linear)
+        _packed(m.out_features, m.in_features, BF16 if m.weight is table else how) for m in linears.values()
     )
     return packed + 2 * sum(p.numel() for p in rest.values())
 

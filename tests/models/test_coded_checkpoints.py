@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from quantised_checkpoints import save_fp8, save_mxfp4
+from quantised_checkpoints import assert_same_weights, save_fp8, save_mxfp4
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Mxfp4Config, PreTrainedModel
 
 from hetero.errors import ModelError
-from hetero.models import forward_hidden, load_model, scoring_batch
+from hetero.models import load_model
 from hetero.models.dense import save_dense
 from hetero.models.experts import HeteroExperts
 
@@ -37,12 +37,6 @@ def shipped(
     return *save(name, tmp_path_factory.mktemp(name), **sizes), format
 
 
-def hidden(model: PreTrainedModel) -> torch.Tensor:
-    ids = torch.randint(3, 128, (50,), generator=torch.Generator().manual_seed(3)).tolist()
-    with torch.no_grad():
-        return forward_hidden(model, scoring_batch([ids]))
-
-
 def stores(model: PreTrainedModel) -> list[Any]:
     return [module.store for module in model.modules() if isinstance(module, HeteroExperts)]
 
@@ -56,7 +50,7 @@ def test_the_codes_are_kept_and_the_model_is_that_of_the_decoded_weights(
     assert all(store.format == format for store in stores(model))
     want = load_model(plain, device="cpu")
     assert want.hetero.experts == "bf16"
-    assert torch.equal(hidden(model), hidden(want))
+    assert_same_weights(model, want)
     reference = AutoModelForCausalLM.from_pretrained(
         plain, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
     )
@@ -72,7 +66,7 @@ def test_another_format_packs_the_decoded_weights(shipped: tuple[Path, Path, str
     coded, plain, _ = shipped
     model = load_model(coded, device="cpu", experts=experts)
     assert model.hetero.experts == experts
-    assert torch.equal(hidden(model), hidden(load_model(plain, device="cpu", experts=experts)))
+    assert_same_weights(model, load_model(plain, device="cpu", experts=experts))
 
 
 def test_what_is_saved_is_the_plain_checkpoint(shipped: tuple[Path, Path, str], tmp_path: Path) -> None:
@@ -89,7 +83,7 @@ def test_dense_parts_left_to_pytorch_are_decoded(shipped: tuple[Path, Path, str]
     model = load_model(coded, device="cpu", dense="torch")
     assert model.hetero.experts == format
     assert model.model.layers[0].self_attn.o_proj.weight.dtype == torch.bfloat16
-    assert torch.equal(hidden(model), hidden(load_model(plain, device="cpu", dense="torch")))
+    assert_same_weights(model, load_model(plain, device="cpu", dense="torch"))
 
 
 def test_transformers_decodes_fp8_to_the_same_weights(tmp_path: Path) -> None:
@@ -137,7 +131,7 @@ def test_other_blocks_of_fp8(tmp_path: Path, block: list[int] | None) -> None:
     (coded / "config.json").write_text(json.dumps(config))
     model = load_model(coded, device="cpu")
     assert model.hetero.experts == "fp8"
-    assert torch.equal(hidden(model), hidden(load_model(plain, device="cpu")))
+    assert_same_weights(model, load_model(plain, device="cpu"))
 
 
 def edited(source: Path, target: Path, edit: Callable[[dict[str, torch.Tensor]], None]) -> Path:

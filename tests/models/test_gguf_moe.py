@@ -9,19 +9,14 @@ import gguf
 import pytest
 import torch
 from gguf_files import ARCHITECTURES, Kind, save_gguf
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from quantised_checkpoints import assert_same_weights
+from transformers import AutoModelForCausalLM
 
 from hetero.errors import ModelError
-from hetero.models import forward_hidden, load_model, scoring_batch
+from hetero.models import load_model
 from hetero.recipe.recipe import Recipe
 from hetero.run.opening import opened
 from hetero.run.plan import memory_plan
-
-
-def hidden(model: PreTrainedModel) -> torch.Tensor:
-    ids = torch.randint(3, 128, (50,), generator=torch.Generator().manual_seed(3)).tolist()
-    with torch.no_grad():
-        return forward_hidden(model, scoring_batch([ids]))
 
 
 @pytest.mark.parametrize("name", list(ARCHITECTURES))
@@ -31,7 +26,7 @@ def test_the_model_is_that_of_the_file_s_values(name: str, tmp_path: Path) -> No
     assert model.hetero.experts == "q4_0, q4_1"
     want = load_model(plain, device="cpu")
     assert type(model) is type(want)
-    assert torch.equal(hidden(model), hidden(want))
+    assert_same_weights(model, want)
     reference = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32, attn_implementation="eager")
     prompt = torch.tensor([[5, 9, 2, 77, 31, 8]])
     with torch.no_grad():
@@ -50,14 +45,14 @@ def test_every_kind_of_block_keeps_its_values(kind: Kind, format: str, tmp_path:
     file, plain = save_gguf("qwen3moe", tmp_path, dict.fromkeys(("gate", "up", "down"), kind))
     model = load_model(file, device="cpu")
     assert model.hetero.experts == format
-    assert torch.equal(hidden(model), hidden(load_model(plain, device="cpu")))
+    assert_same_weights(model, load_model(plain, device="cpu"))
 
 
 def test_another_format_packs_the_decoded_weights(tmp_path: Path) -> None:
     file, plain = save_gguf("olmoe", tmp_path)
     model = load_model(file, device="cpu", experts="int8")
     assert model.hetero.experts == "int8"
-    assert torch.equal(hidden(model), hidden(load_model(plain, device="cpu", experts="int8")))
+    assert_same_weights(model, load_model(plain, device="cpu", experts="int8"))
 
 
 def test_blocks_that_no_format_holds_need_a_format(tmp_path: Path) -> None:
@@ -65,7 +60,7 @@ def test_blocks_that_no_format_holds_need_a_format(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="holds experts as Q5_0, which no format here keeps"):
         load_model(file, device="cpu")
     model = load_model(file, device="cpu", experts="bf16")
-    assert torch.equal(hidden(model), hidden(load_model(plain, device="cpu")))
+    assert_same_weights(model, load_model(plain, device="cpu"))
 
 
 def test_a_directory_with_one_file_is_that_model(tmp_path: Path) -> None:
@@ -73,7 +68,7 @@ def test_a_directory_with_one_file_is_that_model(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     shutil.copy(file, folder / "tiny.gguf")
-    assert torch.equal(hidden(load_model(folder, device="cpu")), hidden(load_model(plain, device="cpu")))
+    assert_same_weights(load_model(folder, device="cpu"), load_model(plain, device="cpu"))
     shutil.copy(file, folder / "other.gguf")
     with pytest.raises(ModelError, match=r"several GGUF models: other\.gguf, tiny\.gguf"):
         load_model(folder, device="cpu")
@@ -84,7 +79,7 @@ def test_a_model_in_several_files(tmp_path: Path) -> None:
     reader = gguf.GGUFReader(file)
     _split(file, reader)
     model = load_model(tmp_path / "split", device="cpu")
-    assert torch.equal(hidden(model), hidden(load_model(plain, device="cpu")))
+    assert_same_weights(model, load_model(plain, device="cpu"))
     (tmp_path / "split" / "tiny-00002-of-00002.gguf").unlink()
     with pytest.raises(ModelError, match=r"no GGUF file at .*tiny-00002-of-00002\.gguf"):
         load_model(tmp_path / "split" / "tiny-00001-of-00002.gguf", device="cpu")

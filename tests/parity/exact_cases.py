@@ -23,6 +23,8 @@ from hetero.train import Trainer, TrainSample
 
 FAMILIES = ("Mixtral", "Qwen3Moe", "DeepseekV3")
 LORA_TARGETS = (("attention", "mlp", "experts"), ("experts",), ("attention",), (".*o_proj|.*down_proj",))
+EXPERTS = ("bf16", "int8", "int4", "fp8", "mxfp4", "nf4")
+DENSE = ("bf16", "int8")
 CONTEXT = 256
 
 
@@ -41,10 +43,11 @@ class Setting:
 
 @dataclass(frozen=True)
 class Case:
-    """A model, an adapter, what is asked of it, and two ways of computing it."""
+    """A model and how its weights are kept, an adapter, what is asked of it, and two ways of computing it."""
 
     family: str
     config: dict[str, Any]
+    formats: dict[str, Any]
     lora: dict[str, Any]
     prompts: list[list[int]]
     sampling: list[SamplingParams]
@@ -130,6 +133,20 @@ def configs(draw: st.DrawFn, family: str) -> dict[str, Any]:
 
 
 @st.composite
+def formats(draw: st.DrawFn, experts: str | None) -> dict[str, Any]:
+    """How the weights are kept: options of `load_model`; experts: their format, if it is not to be drawn."""
+    experts = experts or draw(st.sampled_from(EXPERTS))
+    chosen = {"experts": experts, "dense": draw(st.sampled_from(DENSE))}
+    if experts in ("int8", "int4"):
+        chosen["symmetric"] = draw(st.booleans())
+    if experts in ("int8", "int4", "nf4"):
+        chosen["group_size"] = draw(st.sampled_from([32, 64, 128]))
+    if experts != "bf16":
+        chosen["scale_search"] = draw(st.sampled_from(["max", "mse"]))
+    return chosen
+
+
+@st.composite
 def prompts_of(draw: st.DrawFn, vocab: int) -> list[list[int]]:
     """Groups of equal prompts; all groups begin alike, some go on for more than a KV block."""
     rng = random.Random(draw(st.integers(0, 999)))
@@ -142,7 +159,7 @@ def prompts_of(draw: st.DrawFn, vocab: int) -> list[list[int]]:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
+def cases(draw: st.DrawFn, experts: str | None = None) -> Case:
     family = draw(st.sampled_from(FAMILIES))
     config = draw(configs(family))
     prompts = draw(prompts_of(config["vocab_size"]))
@@ -165,7 +182,14 @@ def cases(draw: st.DrawFn) -> Case:
         "expert_rank": draw(st.none() | st.integers(1, 5)),
     }
     return Case(
-        family, config, lora, prompts, sampling, (draw(settings()), draw(settings())), draw(st.integers(0, 9))
+        family,
+        config,
+        draw(formats(experts)),
+        lora,
+        prompts,
+        sampling,
+        (draw(settings()), draw(settings())),
+        draw(st.integers(0, 9)),
     )
 
 
@@ -183,7 +207,8 @@ def built(case: Case) -> Iterator[PreTrainedModel]:
                 elif "bias" in name:
                     tensor.normal_(std=0.3)
         plain.to(torch.bfloat16).save_pretrained(Path(directory))
-        model = load_model(directory, device="cpu", lora=LoraConfig(**case.lora), lora_seed=case.seed)
+        lora = LoraConfig(**case.lora)
+        model = load_model(directory, device="cpu", lora=lora, lora_seed=case.seed, **case.formats)
         stir(model, case.seed, 0.1)
         yield model
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from exact_cases import Case, built, cases, differences
+from exact_cases import EXPERTS, Case, built, cases, differences
 from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 
 from hetero.kernels.cpu import isas
 
@@ -34,6 +35,13 @@ def test_rollout_equals_training(isa: str, case: Case) -> None:
 @given(case=cases())
 def test_rollout_equals_training_in_plain_and_emulated_kernels(isa: str, case: Case) -> None:
     check(case, isa)
+
+
+@pytest.mark.parametrize("experts", EXPERTS)
+@settings(max_examples=2, derandomize=True, **COMMON)
+@given(data=st.data())
+def test_rollout_equals_training_in_every_format(experts: str, data: st.DataObject) -> None:
+    check(data.draw(cases(experts)), isas()[-1])
 
 
 @pytest.mark.slow
