@@ -16,6 +16,7 @@ from hetero.sandbox.errors import (
 )
 from hetero.sandbox.grade import Verdict, grade
 from hetero.sandbox.image import Image
+from hetero.sandbox.network import Network, Rule
 from hetero.sandbox.policy import Event, Limits, Policy, deny, flag
 from hetero.sandbox.pool import Pool
 from hetero.sandbox.result import Result
@@ -39,11 +40,13 @@ __all__ = [
     "LandlockSandbox",
     "LimitUnavailable",
     "Limits",
+    "Network",
     "Policy",
     "PolicyDenied",
     "Pool",
     "RemoteSandbox",
     "Result",
+    "Rule",
     "Sandbox",
     "SandboxDead",
     "SandboxError",

@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from hetero.sandbox import isolation
+from hetero.sandbox.client import REPLY_S
 from hetero.sandbox.context import Context
 from hetero.sandbox.errors import SandboxDead, SandboxInfraError
+from hetero.sandbox.gateway import gateway
 from hetero.sandbox.image import Image, skeleton
 from hetero.sandbox.isolation import Report
 from hetero.sandbox.launcher import tree
+from hetero.sandbox.network import PORT
 from hetero.sandbox.policy import Policy
 from hetero.sandbox.process import Host, Process
 from hetero.sandbox.request import box_spec, group_limits
@@ -113,10 +116,27 @@ class BoxState:
         if "error" in reply:
             self._end_processes()
             raise isolation.unavailable(reply["errno"], reply["error"])
+        if policy.network is not None:
+            self._open_network()
         self._state = "live"
+
+    def _open_network(self) -> None:
+        """Lend the proxy a socket that listens inside the box."""
+        channel = self._shared.launcher.open("work", self.id, {}, {"op": "listen", "port": PORT})
+        with channel:
+            channel.settimeout(REPLY_S)
+            data, handles, _, _ = socket.recv_fds(channel, 1 << 16, 1)
+        if not handles:
+            self._end_processes()
+            raise SandboxInfraError(
+                f"The box's network cannot be opened: {data!r}.{self._shared.launcher.log()}"
+            )
+        gateway().add(self.id, self.policy, self._log, handles[0])
 
     def _end_processes(self) -> None:
         """End the box's processes and forget its upper layer."""
+        if self.policy.network is not None:
+            gateway().remove(self.id)
         try:
             self._ask("close", {})
         except (SandboxDead, SandboxInfraError):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetero.errors import ArgumentError
 from hetero.sandbox.errors import SandboxInfraError
@@ -110,11 +110,12 @@ def _tester_box(box: Sandbox) -> Sandbox:
 
 
 def fresh_fork(source: Snapshot[Sandbox] | Sandbox) -> Sandbox:
-    """A new box over the sealed tree, where nothing of the agent runs."""
+    """A new box over the sealed tree, where nothing of the agent runs and nothing can be reached."""
     if isinstance(source, Snapshot):
-        return source.fork(1)[0]
+        offline = replace(source.source.policy, network=None)
+        return source.fork(1, policy=offline)[0]
     with source.snapshot() as sealed:
-        return sealed.fork(1)[0]
+        return fresh_fork(sealed)
 
 
 def _relay(tester: Process, solution: Process) -> dict[str, str]:

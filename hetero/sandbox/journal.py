@@ -28,6 +28,20 @@ def decide(policy: Policy, event: Event, log: Log) -> Decision:
     return decision
 
 
+def net_decision(policy: Policy, box: str, told: dict[str, Any], log: Log) -> str:
+    """ "allow" or "deny" for a connection that the proxy tells of, written to the journal first."""
+    event = told.pop("event")
+    if event == "net" and told["decision"] == "allow" and policy.on_event is not None:
+        detail = {name: value for name, value in told.items() if name != "decision"}
+        try:
+            decision = policy.on_event(Event("net", box, detail))
+        except Exception as error:
+            decision = Decision("deny", f"the decision callback failed: {type(error).__name__}: {error}")
+        told |= {"decision": decision.verdict, "reason": decision.reason}
+    log(event, **told)
+    return "deny" if told["decision"] == "deny" else "allow"
+
+
 def _detail(detail: dict[str, Any]) -> dict[str, Any]:
     rest = {name: value for name, value in detail.items() if name != "argv"}
     return {**(shortened(detail["argv"]) if "argv" in detail else {}), **rest}

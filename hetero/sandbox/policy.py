@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from hetero.errors import ArgumentError
+from hetero.sandbox.network import Network
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,9 @@ class Event:
     """What a decision callback is asked about.
 
     Attributes:
-        kind: "exec" or "write".
+        kind: "exec", "write" or "net".
         sandbox: the box's id.
-        detail: argv and cwd; or path and size.
+        detail: argv and cwd; or path and size; or method, host, port and addresses.
     """
 
     kind: str
@@ -95,8 +96,9 @@ class Policy:
         readable: host paths shown read-only at the same place.
         writable: paths inside that may be written; all else is read-only. "/" makes the whole tree writable.
         protected: paths inside the writable ones that stay read-only.
+        network: what may be reached through the proxy; None for nothing.
         limits: see Limits.
-        on_event: decides on commands, writes through the API. Commands are judged by
+        on_event: decides on commands, writes through the API and connections. Commands are judged by
             their text, for audit and reward shaping; what they can really do is for the kernel to forbid.
         env: environment of every command, added to a small fixed one. The host's is never passed on.
         uid: the number of the box's one user, inside.
@@ -105,6 +107,7 @@ class Policy:
     readable: tuple[str, ...] = ()
     writable: tuple[str, ...] = ("/workspace", "/tmp", "/home/agent")
     protected: tuple[str, ...] = ()
+    network: Network | None = None
     limits: Limits = field(default_factory=Limits)
     on_event: Callable[[Event], Decision] | None = None
     env: tuple[tuple[str, str], ...] = ()

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hetero.sandbox.image import Image, host_binds
+from hetero.sandbox.network import environment
 from hetero.sandbox.policy import Policy
 
 _MB = 1 << 20
@@ -87,7 +88,7 @@ def exec_request(
     return {
         "op": "exec",
         "argv": argv,
-        "env": {**_ENVIRONMENT, **dict(policy.env), **env},
+        "env": {**_ENVIRONMENT, **(environment() if policy.network else {}), **dict(policy.env), **env},
         "cwd": cwd,
         "stdin": stdin,
         "timeout": timeout,

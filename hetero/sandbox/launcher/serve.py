@@ -21,6 +21,7 @@ from hetero.sandbox.launcher import tree, wire
 from hetero.sandbox.launcher.execute import execute
 from hetero.sandbox.launcher.files import serve_files
 from hetero.sandbox.launcher.groups import Groups, Seat
+from hetero.sandbox.launcher.listen import listen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -149,7 +150,9 @@ class Launcher:
         if request is None:
             return
         try:
-            if request["op"] == "exec":
+            if request["op"] == "listen":
+                listen(request, channel, (known.pid, known.handle))
+            elif request["op"] == "exec":
                 execute(request, channel, (known.pid, known.handle), known.lifeline[0], known.seat, tty)
             else:
                 serve_files(request, channel, (known.pid, known.handle))

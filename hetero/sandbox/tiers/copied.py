@@ -88,6 +88,10 @@ class CopiedSandbox(Sandbox):
             raise LimitUnavailable(
                 f"The tier {self.tier} watches the disk and cannot cap it.", "Use the tier ns."
             )
+        if self.policy.network is not None:
+            raise CapabilityUnavailable(
+                f"The tier {self.tier} has no way out for a proxy.", "Use the tier ns."
+            )
         if self._weaken:
             raise CapabilityUnavailable(f"The tier {self.tier} has no switches to weaken it.")
 

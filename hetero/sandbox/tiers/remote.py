@@ -72,6 +72,10 @@ class RemoteSandbox(Sandbox, tier="microvm"):
     def _check(self) -> None:
         policy = self.policy
         fenced = policy.writable not in (Policy().writable, ("/",))
+        if policy.network is not None:
+            raise CapabilityUnavailable(
+                "Rules for hosts and ports cannot be handed to a service.", "Use the tier ns for them."
+            )
         if policy.readable or policy.protected or fenced or policy.limits.disk_hard or self._weaken:
             raise CapabilityUnavailable(
                 "A remote box shows, fences and protects no paths: its whole disk is its own.",
