@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from hetero.doctor.adapter import attach_adapter, check_adapter
+from hetero.doctor.cache import check_tiers
 from hetero.doctor.exactness import check_exactness
 from hetero.doctor.experts import check_experts
 from hetero.doctor.finding import Finding, guarded, judge
@@ -47,6 +48,7 @@ def examine(model: str | None, *, device: str = "auto", threads: int | None = No
             yield from guarded("adapter", partial(attach_adapter, subject))
             yield from guarded("exact", partial(check_exactness, subject))
             yield from guarded("adapter", partial(check_adapter, subject))
+            yield from guarded("cache", partial(check_tiers, subject))
 
 
 def _load(path: str, device: str, loaded: list[Subject]) -> Iterator[Finding]:

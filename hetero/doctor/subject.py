@@ -65,15 +65,10 @@ class Subject:
         return cls(model, placement.dense != "torch", prompts, 3 if slow else 8)
 
     @contextmanager
-    def engine(self, *, max_num_seqs: int = 64, prefill_chunk: int = 512) -> Iterator[Engine]:
-        """An engine with a KV pool just large enough for the conversation."""
-        blocks = 2 * sum(-(-(len(p) + self.max_tokens) // KV_BLOCK) for p in self.prompts)
-        with Engine(
-            self.model,
-            kv_memory=blocks * KVPool.block_bytes(self.model),
-            max_num_seqs=max_num_seqs,
-            prefill_chunk=prefill_chunk,
-        ) as engine:
+    def engine(self, *, num_blocks: int | None = None, **options: Any) -> Iterator[Engine]:
+        """An engine with a KV pool just large enough for the conversation, or of `num_blocks`."""
+        blocks = num_blocks or 2 * sum(-(-(len(p) + self.max_tokens) // KV_BLOCK) for p in self.prompts)
+        with Engine(self.model, kv_memory=blocks * KVPool.block_bytes(self.model), **options) as engine:
             yield engine
 
     def ask(

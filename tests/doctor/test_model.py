@@ -13,12 +13,15 @@ from architectures import ARCHITECTURES
 from torch import Tensor
 
 from hetero.doctor.adapter import attach_adapter, check_adapter
+from hetero.doctor.cache import check_tiers
 from hetero.doctor.exactness import check_exactness
 from hetero.doctor.experts import check_experts
 from hetero.doctor.finding import Finding, guarded
 from hetero.doctor.subject import Subject
 from hetero.engine.kv_cache import BlockManager
 from hetero.engine.model_runner import ModelRunner
+from hetero.engine.tiers.arena import Arena
+from hetero.engine.tiers.directory import BlockDirectory
 from hetero.experts.store import ExpertStore
 from hetero.kernels import cpu, ops
 from hetero.models import LmHead, load_model, lora_disabled
@@ -52,6 +55,7 @@ def examine(subject: Subject) -> Iterator[Finding]:
     yield from attach_adapter(subject)
     yield from check_exactness(subject)
     yield from check_adapter(subject)
+    yield from check_tiers(subject)
 
 
 def red(findings: Iterator[Finding]) -> set[str]:
@@ -154,6 +158,41 @@ def test_one_kind_of_layer_without_its_adapter(adapted: Subject) -> None:
 def test_a_cache_that_outlives_an_update(adapted: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ModelRunner, "namespace", lambda runner: "policy:0")
     assert {"cache/on_equals_off_after_update", "cache/stale_tokens"} <= red(check_adapter(adapted))
+
+
+def test_files_of_an_old_adapter_are_noticed(adapted: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hetero.engine.stepper.root_of", lambda fingerprint: bytes(16))
+    assert {"cache/tiers_after_update", "cache/tiers_stale_tokens"} <= red(check_tiers(adapted))
+
+
+@pytest.mark.parametrize("tier", ["ram", "disk"])
+def test_a_tier_that_alters_bytes_is_noticed(
+    adapted: Subject, monkeypatch: pytest.MonkeyPatch, tier: str
+) -> None:
+    def spoil(data: Any) -> None:
+        data[::2] ^= 64
+
+    get, load = Arena.get, BlockDirectory.load
+
+    def spoiled_get(self: Arena, *args: Any) -> bool:
+        spoil(self._data.reshape(-1))
+        return get(self, *args)
+
+    def spoiled_load(self: BlockDirectory, name: Any, out: Any) -> bool | None:
+        found = load(self, name, out)
+        spoil(out)
+        return found
+
+    if tier == "ram":
+        monkeypatch.setattr(Arena, "get", spoiled_get)
+    else:
+        monkeypatch.setattr(BlockDirectory, "load", spoiled_load)
+    assert red(check_tiers(adapted)) == {"cache/tiers_after_update"}
+
+
+def test_a_tier_that_loses_blocks_is_noticed(adapted: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Arena, "has", lambda *args: False)
+    assert red(check_tiers(adapted)) == {"cache/tiers_used"}
 
 
 def test_a_fresh_adapter_that_changes_something(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
