@@ -20,7 +20,7 @@ CLONE_INTO_CGROUP = 1 << 33
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 8, 0x1000, 0x4000, 1 << 18
 MNT_DETACH = 2
 ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV, ATTR_NOEXEC = 1, 2, 4, 8
-AT_RECURSIVE, AT_FDCWD = 0x8000, -100
+AT_RECURSIVE, AT_EMPTY_PATH, AT_FDCWD = 0x8000, 0x1000, -100
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NAME, PR_SET_NO_NEW_PRIVS = 1, 4, 15, 38
 PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_CAP_AMBIENT = 24, 36, 47
 RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH, RESOLVE_IN_ROOT = 2, 4, 8, 16
@@ -36,6 +36,8 @@ _SHARED = {
     "pidfd_open": 434,
     "clone3": 435,
     "close_range": 436,
+    "open_tree": 428,
+    "move_mount": 429,
     "openat2": 437,
     "mount_setattr": 442,
     "landlock_create_ruleset": 444,
@@ -97,6 +99,19 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = 
 def bind(source: str, target: str, recursive: bool = True) -> None:
     """Make `source` visible at `target`, with what is mounted below it."""
     mount(source, target, flags=MS_BIND | (MS_REC if recursive else 0))
+
+
+def pick_up(handle: int, recursive: bool = True) -> int:
+    """A copy of the mount behind a descriptor (with what is mounted below it), not mounted anywhere."""
+    flags = 1 | os.O_CLOEXEC | AT_EMPTY_PATH | (AT_RECURSIVE if recursive else 0)  # OPEN_TREE_CLONE
+    return call("open_tree", handle, b"", flags)
+
+
+def put_down(handle: int, target: str) -> None:
+    """Mount what `pick_up` gave at `target`; closes the descriptor."""
+    from_descriptor, follow_links = 4, 16
+    call("move_mount", handle, b"", AT_FDCWD, target.encode(), from_descriptor | follow_links, what=target)
+    os.close(handle)
 
 
 def set_mount(target: str, attributes: int, recursive: bool = True) -> None:

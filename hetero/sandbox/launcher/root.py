@@ -2,7 +2,8 @@
 host.
 
 Runs in the box's first process, in its new user and mount namespaces. Paths given to the overlay are short
-relative names, because the options of a mount can be read inside.
+relative names, because the options of a mount can be read inside. The tree becomes the root before anything
+is made or mounted in it: a link in an image leads to where it leads for the box, never to the host.
 """
 
 from __future__ import annotations
@@ -26,26 +27,39 @@ def build(spec: dict[str, Any], sources: list[int]) -> int:
     lack the way there, such as root's home.
     """
     k.mount("none", "/", flags=k.MS_REC | k.MS_PRIVATE)
+    sources = [k.pick_up(source) for source in sources]
+    devices = [k.pick_up(os.open(f"/dev/{name}", os.O_PATH), recursive=False) for name in _DEVICES]
     os.chdir(spec["dir"])
     upper = os.open(_overlay(spec), os.O_RDONLY | os.O_DIRECTORY)
     os.chdir("root")
+    _proc(spec)
+    if "root" in spec["weaken"]:
+        _make("mnt", True)
+        k.bind("/", "mnt")
+    k.enter_root(".")
     _prepare(spec)
     _pin_writable(spec)
     for source, (_, target) in zip(sources, spec["binds"], strict=True):
-        k.bind(f"/proc/self/fd/{source}", target.lstrip("/"))
-        os.close(source)
+        k.put_down(source, target.lstrip("/"))
         k.set_mount(target.lstrip("/"), k.ATTR_RDONLY | k.ATTR_NOSUID | k.ATTR_NODEV)
-    _dev(spec)
-    flags = k.MS_NOSUID | k.MS_NODEV | k.MS_NOEXEC
-    if "proc" in spec["weaken"]:
-        k.bind("/proc", "proc")
-    else:
-        k.mount("proc", "proc", "proc", flags)
-    if "root" in spec["weaken"]:
-        k.bind("/", "mnt")
+    _dev(spec, devices)
     _permissions(spec)
-    k.enter_root(".")
     return upper
+
+
+def _proc(spec: dict[str, Any]) -> None:
+    """The box's /proc; only while the host's is in sight does the kernel let it be mounted."""
+    if not os.path.lexists("proc"):
+        os.mkdir("proc")
+    here = os.open(".", os.O_PATH | os.O_DIRECTORY)
+    place = k.openat2(here, "proc", os.O_PATH | os.O_DIRECTORY, 0, k.RESOLVE_IN_ROOT)
+    if "proc" in spec["weaken"]:
+        k.bind("/proc", f"/proc/self/fd/{place}")
+    else:
+        flags = k.MS_NOSUID | k.MS_NODEV | k.MS_NOEXEC
+        k.mount("proc", f"/proc/self/fd/{place}", "proc", flags)
+    os.close(place)
+    os.close(here)
 
 
 def _overlay(spec: dict[str, Any]) -> str:
@@ -75,10 +89,8 @@ def _prepare(spec: dict[str, Any]) -> None:
     """Mount points that the layers lack. They show in the upper layer, and are told from changes by name."""
     for source, target in spec["binds"]:
         _make(target.lstrip("/"), os.path.isdir(source))
-    for name in ("proc", "dev", *(path.lstrip("/") for path in spec["writable"] if path != "/")):
+    for name in ("dev", *(path.lstrip("/") for path in spec["writable"] if path != "/")):
         _make(name, True)
-    if "root" in spec["weaken"]:
-        _make("mnt", True)
 
 
 def _make(name: str, directory: bool) -> None:
@@ -89,11 +101,11 @@ def _make(name: str, directory: bool) -> None:
         os.close(os.open(name, os.O_CREAT | os.O_WRONLY, 0o644))
 
 
-def _dev(spec: dict[str, Any]) -> None:
+def _dev(spec: dict[str, Any], devices: list[int]) -> None:
     k.mount("tmpfs", "dev", "tmpfs", k.MS_NOSUID, "size=64k,nr_inodes=64,mode=755")
-    for name in _DEVICES:
+    for name, device in zip(_DEVICES, devices, strict=True):
         os.close(os.open(f"dev/{name}", os.O_CREAT | os.O_WRONLY, 0o666))
-        k.bind(f"/dev/{name}", f"dev/{name}", recursive=False)
+        k.put_down(device, f"dev/{name}")
     for name, target in _DEV_LINKS.items():
         os.symlink(target, f"dev/{name}")
     os.mkdir("dev/shm", 0o1777)
