@@ -20,7 +20,8 @@ sandbox.add_typer(audit, name="audit")
 ImageOption = Annotated[
     Path | None,
     typer.Option(
-        help="A root file system, or a directory that becomes /workspace; default: the host's programs."
+        help="An OCI layout or archive, a `docker save` file, a root file system, or a directory that "
+        "becomes /workspace; default: the host's programs."
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]

@@ -15,7 +15,7 @@ from hetero.sandbox.errors import (
     SandboxInfraError,
 )
 from hetero.sandbox.grade import Verdict, grade
-from hetero.sandbox.image import Image
+from hetero.sandbox.image import Image, oci_image
 from hetero.sandbox.network import Network, Rule
 from hetero.sandbox.policy import Event, Limits, Policy, deny, flag
 from hetero.sandbox.pool import Pool
@@ -56,4 +56,5 @@ __all__ = [
     "deny",
     "flag",
     "grade",
+    "oci_image",
 ]

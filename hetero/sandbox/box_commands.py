@@ -59,7 +59,7 @@ class BoxCommands(BoxState):
             argv,
             self.policy,
             self._weaken,
-            env=env or {},
+            env={**dict(self.image.env), **dict(self.policy.env), **(env or {})},
             cwd=cwd,
             stdin=stdin.encode() if isinstance(stdin, str) else stdin,
             timeout=limit,

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetero.sandbox.errors import ImageError
+from hetero.sandbox.oci.limits import ImageLimits
+from hetero.sandbox.oci.load import load
 from hetero.sandbox.store import Run, give
 
 _HOST_BINDS = ("/usr",)
@@ -27,6 +29,7 @@ class Image:
         binds: (host path, path inside), shown read-only.
         host: the host's /usr and a minimal /etc below the layers.
         workspace: a directory whose files are copied, once per owner, to /workspace.
+        env: environment that its programs expect, as an OCI image names it.
         template: what a remote service (the tier microvm) starts from; nothing of this machine then.
     """
 
@@ -34,6 +37,7 @@ class Image:
     binds: tuple[tuple[str, str], ...] = ()
     host: bool = True
     workspace: str = ""
+    env: tuple[tuple[str, str], ...] = ()
     template: str = ""
 
 
@@ -42,20 +46,36 @@ def host_image() -> Image:
     return Image()
 
 
-def directory_image(path: str | Path) -> Image:
-    """A root file system (has bin or usr/bin), or else a directory that becomes /workspace over the host
-    image.
+def path_image(path: str | Path) -> Image:
+    """An OCI layout or archive; a root file system (has bin or usr/bin); or else a directory that becomes
+    /workspace over the host image.
 
-    Raises ImageError if there is no such directory.
+    Raises ImageError if there is nothing, or what is there cannot be read.
     """
     root = Path(path).expanduser().absolute()
+    if root.is_file() or (root / "oci-layout").is_file():
+        return oci_image(root)
     if not root.is_dir():
         raise ImageError(
-            f"The image {path} is not a directory.", "Name a directory or an unpacked OCI image."
+            f"The image {path} is neither a directory nor a file.", "Name a directory or an OCI archive."
         )
     if (root / "bin").exists() or (root / "usr/bin").exists():
         return Image(layers=(str(root),), host=False)
     return Image(workspace=str(root))
+
+
+def oci_image(path: str | Path, ref: str | None = None, limits: ImageLimits | None = None) -> Image:
+    """An OCI image layout, an archive of one, or what `docker save` wrote. Layers are unpacked into the store
+    once; digests are checked. Entry point, user and working directory of its configuration are not used.
+
+    Args:
+        ref: which image, if there are several: its ref.name annotation, or its tag in a docker archive.
+        limits: how large it may be.
+
+    Raises ImageError.
+    """
+    layers, env = load(Path(path).expanduser().absolute(), ref, limits)
+    return Image(layers=layers, host=False, env=env)
 
 
 def python_image() -> Image:
@@ -68,7 +88,7 @@ def as_image(image: Image | str | Path | None) -> Image:
     """An image of what a caller gave."""
     if image is None or image == "host":
         return host_image()
-    return image if isinstance(image, Image) else directory_image(image)
+    return image if isinstance(image, Image) else path_image(image)
 
 
 def host_binds(image: Image) -> list[tuple[str, str]]:

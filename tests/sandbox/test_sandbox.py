@@ -134,7 +134,7 @@ def test_only_writable_paths_can_be_written(box: Sandbox) -> None:
 
 
 def test_images(make_box: Make, host_dir: Path) -> None:
-    with pytest.raises(ImageError, match="not a directory"):
+    with pytest.raises(ImageError, match="neither a directory"):
         make_box(image=host_dir / "none")
     (host_dir / "data.txt").write_text("mine")
     box = make_box(image=host_dir)

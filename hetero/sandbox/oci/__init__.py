@@ -1,0 +1,1 @@
+"""Container images on disk (OCI layouts and archives, `docker save`), unpacked without trusting them."""
