@@ -57,8 +57,8 @@ disk_faster disk_written disk_dropped disk_refused disk_errors
 SAMPLING = "--temperature --top-p --top-k --min-p --seed"
 TIMED = "--repeats --seconds --rotate-gb --svg --json"
 MODEL = (
-    "MODEL --against --peer-dtype --peer-experts --sequences --prompt-tokens --new-tokens --pairs --repeats "
-    "--threads --json"
+    "MODEL --format --against --peer-dtype --peer-experts --sequences --prompt-tokens --new-tokens --pairs "
+    "--repeats --threads --svg --json"
 )
 COMMANDS = {
     "rl": "RECIPE OVERRIDES --out --resume --dry-run",
@@ -82,7 +82,7 @@ COMMANDS = {
     "sandbox audit show": "JOURNAL --json",
     "bench machine": "--threads --json",
     "bench moe": "--shape --format --tokens --threads --isa --backward --recompute --lora-rank --against "
-    + TIMED,
+    "--rivals " + TIMED,
     "bench linear": "--shape --format --tokens --threads --isa --backward --lora-rank --against " + TIMED,
     "bench attention": "--shape --tokens --context --threads --isa --backward --against " + TIMED,
     "bench decode": MODEL,

@@ -16,6 +16,8 @@ from hetero.kernels.reference import gated_activation
 class Experts:
     """One matrix product per expert and projection, as Transformers' eager experts do it."""
 
+    PAUSE = 0.02
+
     def __init__(self, weights: Weights, copies: int, dtype: torch.dtype = torch.bfloat16) -> None:
         self.shape, self.weights, self.dtype = weights.shape, weights, dtype
         self.layers = [(weights.gate_up.to(dtype), weights.down.to(dtype))]

@@ -17,6 +17,9 @@ from hetero.kernels import cpu
 PEERS = {"torch": torch.bfloat16, "torch-fp32": torch.float32}
 """Peers of a kernel: PyTorch on the same numbers in this dtype."""
 
+EXPERT_PEERS = ("kt-kernel", "llama.cpp")
+"""Peers of a layer of experts besides."""
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -32,7 +35,8 @@ class Settings:
         lora_rank: rank of low-rank factors beside the weights; 0: none.
         context: attention: positions in the cache of each of `tokens` sequences that decode one token; 0:
             `tokens` new tokens of one sequence.
-        against: a peer that is timed in turn with us, one of PEERS, or None.
+        against: a peer that is timed in turn with us, one of PEERS or, of experts, EXPERT_PEERS; or None.
+        rivals: busy processes beside which a layer of experts is timed once more; 0: none.
         rotate: bytes of weights to go through before the first come again.
     """
 
@@ -45,6 +49,7 @@ class Settings:
     lora_rank: int = 0
     context: int = 0
     against: str | None = None
+    rivals: int = 0
     budget: Budget = field(default_factory=Budget)
     rotate: int = 2 * 10**9
     seed: int = 0
@@ -52,8 +57,9 @@ class Settings:
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
             raise ArgumentError(f"--format is {self.format!r}; hetero has {', '.join(FORMATS)}")
-        if self.against is not None and self.against not in PEERS:
-            raise ArgumentError(f"--against is {self.against!r}; kernels have the peers {', '.join(PEERS)}")
+        peers = (*PEERS, *EXPERT_PEERS)
+        if self.against is not None and self.against not in peers:
+            raise ArgumentError(f"--against is {self.against!r}; the peers are {', '.join(peers)}")
         if not self.tokens or min(self.tokens) < 1:
             raise ArgumentError(f"--tokens is {self.tokens}; expected positive numbers such as 1,8,32,2048")
 
@@ -82,7 +88,6 @@ def record(
     op: str, shape: str, tokens: int, settings: Settings, machine: Machine, isa: str, times: Times, work: Work
 ) -> dict[str, Any]:
     """{op, shape, format, isa, tokens, threads, ms, gbps, tflops, share_of_bandwidth, share_of_peak, ...}"""
-    bandwidth, flops = work.bytes / times.median, work.flops / times.median
     return {
         "op": op,
         "shape": shape,
@@ -93,6 +98,14 @@ def record(
         "backward": settings.backward,
         "lora_rank": settings.lora_rank,
         **times.as_record(),
+        **rates(work, times.median, machine, isa),
+    }
+
+
+def rates(work: Work, seconds: float, machine: Machine, isa: str) -> dict[str, float]:
+    """{gbps, tflops, share_of_bandwidth, share_of_peak, flops_per_byte} of `work` done in `seconds`."""
+    bandwidth, flops = work.bytes / seconds, work.flops / seconds
+    return {
         "gbps": bandwidth / 1e9,
         "tflops": flops / 1e12,
         "share_of_bandwidth": bandwidth / machine.read_bandwidth,

@@ -10,9 +10,11 @@ import torch
 
 from hetero.bench import against_torch
 from hetero.bench.case import Settings, Work, contexts, record
+from hetero.bench.contention import time_among_rivals
 from hetero.bench.machine import Machine
 from hetero.bench.moe_check import Expected, Inputs, check_backward, check_forward, expect
 from hetero.bench.moe_layers import Weights, layer_copies, lora_factors
+from hetero.bench.peers import make_peer, peer_bytes
 from hetero.bench.routing import calls_to_see_all, deal
 from hetero.bench.shapes import MoeShape, moe_shape
 from hetero.bench.timing import Times, time_calls, time_pairs
@@ -25,7 +27,7 @@ def cases(settings: Settings, machine: Machine) -> Iterator[dict[str, Any]]:
     Raises:
         WrongResultError: a result differs from the reference. CapacityError: the layer does not fit.
     """
-    bench = Bench(settings)
+    bench = Bench(settings, machine.threads)
     for ctx in contexts(settings, machine):
         with cpu.using(ctx):
             for tokens in settings.tokens:
@@ -35,11 +37,11 @@ def cases(settings: Settings, machine: Machine) -> Iterator[dict[str, Any]]:
 class Bench:
     """The layers, the inputs of every case, and what the first layer must compute from them."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, threads: int) -> None:
         self.settings, self.shape = settings, moe_shape(settings.shape)
         shape = self.shape
-        peer_bytes = settings.peer_dtype.itemsize * shape.E * shape.weights if settings.against else 0
-        copies = layer_copies(shape, settings.format, settings.rotate, peer_bytes)
+        theirs = peer_bytes(settings, shape.weights, shape.E)
+        copies = layer_copies(shape, settings.format, settings.rotate, theirs)
         weights = Weights(shape, settings.seed)
         self.inputs = {tokens: _inputs(shape, tokens, settings.seed) for tokens in settings.tokens}
         rank = settings.lora_rank
@@ -47,7 +49,7 @@ class Bench:
         self.layers = [weights.store(settings.format)]
         self.expected = self._expect(weights)
         self.layers += [weights.store(settings.format) for _ in range(copies - 1)]
-        self.peer = against_torch.Experts(weights, copies, settings.peer_dtype) if settings.against else None
+        self.peer = make_peer(settings, weights, copies, threads)
 
     def _expect(self, weights: Weights) -> dict[int, Expected]:
         exact = self.settings.format == "bf16"
@@ -78,8 +80,11 @@ class Bench:
                 settings.budget,
                 machine.threads,
                 settings.against or "",
+                self.peer.PAUSE,
             )
             extra |= paired
+        if settings.rivals:
+            extra |= time_among_rivals(lambda i: call(tokens, i), settings.budget, settings.rivals)
         if settings.backward:
             extra["forward_ms"] = 1e3 * Times(self.forward_seconds[-len(times.seconds) :]).median
             extra["recompute"] = settings.recompute
@@ -105,8 +110,10 @@ class Bench:
     def _peer(self, tokens: int, i: int) -> None:
         assert self.peer is not None
         copy, call = self._next(tokens, i)
-        side = self.peer.train if self.settings.backward else self.peer.forward
-        side(call, copy, self.loras[copy])
+        if isinstance(self.peer, against_torch.Experts) and self.settings.backward:
+            self.peer.train(call, copy, self.loras[copy])
+        else:
+            self.peer.forward(call, copy, self.loras[copy])
 
     def train(self, tokens: int, i: int) -> None:
         copy, call = self._next(tokens, i)

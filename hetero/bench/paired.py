@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from hetero.bench.case import Work, rates
+from hetero.bench.machine import Machine
 from hetero.bench.workload import Workload
 from hetero.errors import UnavailableError
 from hetero.run.child import IMPORT_ROOT
@@ -28,9 +30,23 @@ class Peer:
 
 
 def pairs(
-    model_dir: str, workload: Workload, peer: Peer | None, *, num_pairs: int, repeats: int, threads: int
+    model_dir: str,
+    workload: Workload,
+    peer: Peer | None,
+    machine: Machine,
+    *,
+    shape: str,
+    format: str,
+    num_pairs: int,
+    repeats: int,
 ) -> Iterator[dict[str, Any]]:
-    """Yield one record per process, then one with the medians: {case, tok_s, peer_tok_s, ratio, rss_ratio}.
+    """Yield one record per process, then one with the medians: {tok_s, peer_tok_s, ratio, rss_ratio}.
+
+    Ours have the fields of every benchmark: `tokens` is the rows of a typical step, `ms` its time,
+    and the rates are those of the weights and products that it cannot do without (see `model_work`).
+
+    Args:
+        shape: what the records call the model. format: of our experts.
 
     Raises:
         UnavailableError: a side failed; its own last lines are in the message.
@@ -39,17 +55,37 @@ def pairs(
         "model": str(Path(model_dir).resolve()),
         "workload": asdict(workload),
         "repeats": repeats,
-        "threads": threads,
+        "threads": machine.threads,
+        "format": format,
         **asdict(peer or Peer()),
     }
-    ours, theirs = [], []
+    head = {"op": workload.case, "shape": shape}
+    ours: list[dict[str, Any]] = []
+    theirs: list[dict[str, Any]] = []
     for _ in range(num_pairs):
-        ours.append(_run({**request, "side": "hetero"}))
+        mine = _run({**request, "side": "hetero"})
+        ours.append({**head, "format": format, **_per_step(mine, machine), **mine})
         yield ours[-1]
         if peer is not None:
-            theirs.append({**_run({**request, "side": "transformers"}), **asdict(peer)})
+            other = _run({**request, "side": "transformers"})
+            theirs.append({**head, "threads": machine.threads, **other, **asdict(peer)})
             yield theirs[-1]
-    yield _summary(workload.case, ours, theirs)
+    yield {**head, "format": format, **_summary(ours, theirs)}
+
+
+def _per_step(measured: dict[str, Any], machine: Machine) -> dict[str, Any]:
+    """The fields that our record shares with the kernel benchmarks; takes the sums out of `measured`."""
+    work, seconds = measured.pop("work"), measured["seconds"]
+    steps = len(work["rows"])
+    return {
+        "isa": machine.isa,
+        "tokens": round(statistics.median(work["rows"])),
+        "threads": machine.threads,
+        "backward": measured["case"] == "step",
+        "steps": steps,
+        "ms": 1e3 * seconds / steps,
+        **rates(Work(work["bytes"], work["flops"]), seconds, machine, machine.isa),
+    }
 
 
 def _run(request: dict[str, Any]) -> dict[str, Any]:
@@ -61,8 +97,13 @@ def _run(request: dict[str, Any]) -> dict[str, Any]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def _summary(case: str, ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[str, Any]:
-    record = {"op": case, "tok_s": statistics.median(r["tok_s"] for r in ours), "pairs": len(ours)}
+SHARED = ("isa", "tokens", "threads", "backward", "steps", "flops_per_byte")
+MEDIANS = ("ms", "gbps", "tflops", "share_of_bandwidth", "share_of_peak", "tok_s")
+
+
+def _summary(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[str, Any]:
+    record = {key: ours[0][key] for key in SHARED} | {"pairs": len(ours)}
+    record |= {key: statistics.median(r[key] for r in ours) for key in MEDIANS}
     if theirs:
         record["peer_tok_s"] = statistics.median(r["tok_s"] for r in theirs)
         pairs_of = list(zip(ours, theirs, strict=True))

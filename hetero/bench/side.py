@@ -11,11 +11,12 @@ from hetero.bench.workload import Workload
 
 
 def run(request: dict[str, Any]) -> dict[str, object]:
-    """Measure what the request names: {side, model, workload, threads, repeats, dtype, experts}."""
+    """Measure what the request names: {side, model, workload, threads, repeats, format, dtype,
+    experts}."""
     workload = Workload(**request["workload"])
     common = {"repeats": request["repeats"], "threads": request["threads"]}
     if request["side"] == "hetero":
-        return ours.measure(request["model"], workload, **common).as_dict()
+        return ours.measure(request["model"], workload, **common, format=request["format"]).as_dict()
     peer = {"dtype": request["dtype"], "experts": request["experts"]}
     return against_transformers.measure(request["model"], workload, **peer, **common).as_dict()
 

@@ -80,18 +80,17 @@ def check(
         )
 
 
-PAUSE = 0.02
-"""Seconds between the sides of a pair: PyTorch's idle threads spin for a while and would take our cores."""
-
-
 def time_pairs(
     ours: Callable[[int], object],
     peer: Callable[[int], object],
     budget: Budget,
     threads: int,
     name: str,
+    pause: float = 0.02,
 ) -> tuple[Times, dict[str, object]]:
     """Time both in turn, block by block, PyTorch with `threads` threads for the peer and one for us.
+
+    Before our turn we wait `pause` seconds, in which the peer's idle threads spin (PyTorch's for 10 ms).
 
     Returns:
         Our times, and {peer, peer_ms, ratio, ratio_min, ratio_max}: seconds of the peer over ours, the median
@@ -105,7 +104,7 @@ def time_pairs(
     try:
         for pair in range(budget.repeats):
             torch.set_num_threads(1)
-            time.sleep(PAUSE)
+            time.sleep(pause)
             first = time_calls(ours, block, first=len(mine) + pair)
             torch.set_num_threads(threads)
             second = time_calls(peer, block, first=len(theirs) + pair)

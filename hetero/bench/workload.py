@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
@@ -54,13 +55,15 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What one timed process reports: best seconds, tokens, peak resident bytes."""
+    """What one timed process reports: best seconds, tokens, peak resident bytes; our side also the sums of
+    `hetero.bench.model_work.ModelWork` over the run."""
 
     side: str
     case: str
     seconds: float
     num_tokens: int
     peak_rss_bytes: int
+    work: dict[str, Any] | None = None
 
     @property
     def tokens_per_second(self) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hetero.bench import attention, exactness, linear, moe, rows
-from hetero.bench.case import Settings
+from hetero.bench.case import EXPERT_PEERS, Settings
 from hetero.bench.machine import Machine
 from hetero.bench.roofline import roofline
 from hetero.bench.timing import Budget
@@ -42,6 +42,8 @@ def run(
     names = tuple(name.strip() for name in isas.split(",")) if isas else ()
     _check_isas(names)
     wanted = wanted or {}
+    if op != "moe" and wanted.get("against") in EXPERT_PEERS:
+        raise ArgumentError(f"{wanted['against']} computes experts only; compare it with `hetero bench moe`")
     budget = Budget(repeats, seconds)
     settings = (
         Settings(**wanted, tokens=parse_tokens(tokens), isas=names, budget=budget) if op is not None else None

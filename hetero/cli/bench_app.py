@@ -27,7 +27,10 @@ IsaOption = Annotated[
 BackwardOption = Annotated[bool, typer.Option("--backward", help="Time forward and backward.")]
 RankOption = Annotated[int, typer.Option(min=0, help="Rank of LoRA factors; 0 = none.")]
 AgainstOption = Annotated[
-    str | None, typer.Option(help="A peer to time in turn with us: torch (bf16) or torch-fp32.")
+    str | None,
+    typer.Option(
+        help="A peer to time in turn with us: torch (bf16), torch-fp32; of moe also kt-kernel, llama.cpp."
+    ),
 ]
 RepeatsOption = Annotated[int, typer.Option(min=1, help="Timed calls at least, and pairs with a peer.")]
 SecondsOption = Annotated[float, typer.Option(min=0, help="Seconds that each case is timed at least.")]
@@ -59,6 +62,9 @@ def moe(
     ] = False,
     lora_rank: RankOption = 0,
     against: AgainstOption = None,
+    rivals: Annotated[
+        int, typer.Option(min=0, help="Time it once more beside this many busy processes.")
+    ] = 0,
     repeats: RepeatsOption = 5,
     seconds: SecondsOption = 1.0,
     rotate_gb: RotateOption = 2.0,
@@ -67,7 +73,7 @@ def moe(
 ) -> None:
     """Measure one layer of routed experts."""
     wanted = {"shape": shape, "format": format, "backward": backward, "lora_rank": lora_rank}
-    wanted |= {"against": against, "recompute": recompute, "rotate": int(rotate_gb * 1e9)}
+    wanted |= {"against": against, "recompute": recompute, "rotate": int(rotate_gb * 1e9), "rivals": rivals}
     _kernels("moe", wanted, tokens, threads, isa, repeats, seconds, svg, json)
 
 
@@ -201,6 +207,7 @@ def _model_command(case: str, help: str) -> None:
     @bench.command(case, help=help)
     def run(
         model: ModelArg = "quickstart",
+        format: FormatOption = "bf16",
         against: ModelPeerOption = None,
         peer_dtype: PeerDtypeOption = "bfloat16",
         peer_experts: PeerExpertsOption = "grouped_mm",
@@ -210,18 +217,21 @@ def _model_command(case: str, help: str) -> None:
         pairs: PairsOption = 3,
         repeats: BestOfOption = 2,
         threads: ThreadsOption = None,
+        svg: SvgOption = None,
         json: JsonOption = False,
     ) -> None:
         command(
             "bench_model",
             case=case,
             model=model,
+            format=format,
             against=against,
             peer={"dtype": peer_dtype, "experts": peer_experts},
             num_pairs=pairs,
             repeats=repeats,
             threads=threads,
             as_json=json,
+            svg=svg,
             sizes={"num_sequences": sequences, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens},
         )
 

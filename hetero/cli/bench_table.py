@@ -12,13 +12,14 @@ from rich.table import Table
 
 HIDDEN = {
     *("op", "threads", "flops_per_byte", "rotated_gb", "pairs", "repeats", "ms_min", "ms_max", "forward_ms"),
-    *("ratio_min", "ratio_max"),
+    *("ratio_min", "ratio_max", "share_of_quiet_min", "case", "seconds", "num_tokens", "steps"),
 }
 """Fields that only JSON shows."""
 
 NAMES = {
     "share_of_bandwidth": "of bandwidth",
     "share_of_peak": "of peak",
+    "share_of_quiet": "of quiet speed",
     "gbps": "GB/s",
     "tflops": "TFLOP/s",
     "fastest_ms": "its ms",

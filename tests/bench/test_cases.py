@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from case_fields import FIELDS
 from typer.testing import CliRunner
 
 from hetero.bench import against_torch, attention, linear, moe
@@ -19,10 +21,6 @@ from hetero.errors import ArgumentError, WrongResultError
 from hetero.formats import FORMATS
 from hetero.kernels import cpu, ops
 
-FIELDS = {
-    *("op", "shape", "format", "isa", "tokens", "threads"),
-    *("ms", "gbps", "tflops", "share_of_bandwidth", "share_of_peak"),
-}
 MOE, LINEAR, ATTENTION = (
     "E=8,top_k=2,hidden=96,intermediate=64",
     "N=96,K=64",
@@ -171,7 +169,7 @@ def test_command_line(machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_pat
     [
         (["--tokens", "1,x"], "--tokens is '1,x'"),
         (["--isa", "sse9"], "instruction set 'sse9' does not run here"),
-        (["--against", "magic"], "kernels have the peers torch"),
+        (["--against", "magic"], "the peers are torch, torch-fp32, kt-kernel, llama.cpp"),
         (["--shape", "nothing"], "is not a known shape"),
     ],
 )
@@ -188,3 +186,19 @@ def _run(arguments: list[str]) -> str:
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
+
+
+def test_beside_busy_processes(machine: Machine) -> None:
+    before = {path.name for path in Path("/proc").iterdir() if path.name.isdigit()}
+    (line,) = moe.cases(settings(MOE, tokens=(5,), rivals=2), machine)
+    complete(line, machine)
+    assert line["rivals"] == 2
+    assert line["rivals_ms"] > 0
+    assert 0 < line["share_of_quiet_min"] <= line["share_of_quiet"]
+    new = {path.name for path in Path("/proc").iterdir() if path.name.isdigit()} - before
+    assert not any(b"while True: pass" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in new & mine())
+
+
+def mine() -> set[str]:
+    """Processes that this one started."""
+    return set(Path("/proc/self/task").joinpath(str(os.getpid()), "children").read_text().split())

@@ -67,7 +67,7 @@ def test_cost_of_a_step(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(shapes.MODELS, "tiny", TINY)
     ratios = {"torch": 2.0, "torch-fp32": 0.5}
 
-    def paired(ours: Any, peer: Any, budget: Any, threads: int, name: str) -> Any:
+    def paired(ours: Any, peer: Any, budget: Any, threads: int, name: str, pause: float = 0.0) -> Any:
         ours(0)
         peer(0)
         return rows.time_calls(ours, budget), {"peer": name, "peer_ms": 1.0, "ratio": ratios[name]}
