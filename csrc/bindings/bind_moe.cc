@@ -1,8 +1,10 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/variant.h>
+#include <nanobind/stl/vector.h>
 
 #include <optional>
+#include <vector>
 
 #include "bindings/bind.h"
 #include "bindings/packed.h"
@@ -62,12 +64,40 @@ void init_lora(ExpertLora* self, const Experts& experts, std::optional<Flat> gat
   new (self) ExpertLora(lora);
 }
 
-std::unique_ptr<Saved> forward(Context& context, const Experts& experts, const ExpertLora* lora,
-                               Array<const uint16_t, 2> x, Array<const int64_t, 2> ids,
-                               Array<const float, 2> weights, const Out& out_array, bool save,
-                               bool keep_pre) {
+// Adapters of runs of tokens: the i-th has those up to ends[i]. None: no adapter.
+std::vector<LoraRun> runs_of(const std::vector<const ExpertLora*>& loras,
+                             const std::vector<int64_t>& ends, int64_t tokens) {
+  HETERO_CHECK(loras.size() == ends.size() && (ends.empty() || ends.back() == tokens),
+               "the runs of LoRA do not cover the tokens");
+  const ExpertLora* first = nullptr;
+  std::vector<LoraRun> runs;
+  int64_t begin = 0;
+  for (size_t i = 0; i < loras.size(); ++i) {
+    const ExpertLora* lora = loras[i];
+    if (first == nullptr) first = lora;
+    HETERO_CHECK(
+        lora == nullptr ||
+            (lora->has_gate_up() == first->has_gate_up() && lora->has_down() == first->has_down() &&
+             lora->gate_up_b.k == first->gate_up_b.k && lora->down_a.n == first->down_a.n &&
+             lora->shared_gate_up_a == first->shared_gate_up_a &&
+             lora->shared_down_b == first->shared_down_b),
+        "the LoRA of one run has other parts, ranks or layout than that of another");
+    HETERO_CHECK(begin <= ends[i], "the runs of LoRA are not in order");
+    runs.push_back({{begin, ends[i]}, lora});
+    begin = ends[i];
+  }
+  return runs;
+}
+
+std::unique_ptr<Saved> forward(Context& context, const Experts& experts,
+                               const std::vector<const ExpertLora*>& loras,
+                               const std::vector<int64_t>& ends, Array<const uint16_t, 2> x,
+                               Array<const int64_t, 2> ids, Array<const float, 2> weights,
+                               const Out& out_array, bool save, bool keep_pre) {
   const OutArgs out(out_array);
   const int64_t tokens = x.shape(0);
+  const std::vector<LoraRun> lora = runs_of(loras, ends, tokens);
+  HETERO_CHECK(!save || lora.size() <= 1, "there is no backward through several adapters");
   HETERO_CHECK(x.shape(1) == experts.hidden && out.columns == experts.hidden && out.rows == tokens,
                "x or out has the wrong shape");
   HETERO_CHECK(
@@ -153,9 +183,9 @@ void bind_moe(nb::module_& module) {
   nb::class_<Saved>(module, "SavedExperts")
       .def_ro("num_tokens", &Saved::num_tokens)
       .def_ro("top_k", &Saved::top_k);
-  module.def("experts_forward", &forward, nb::arg("context"), nb::arg("experts"),
-             nb::arg("lora").none(), nb::arg("x"), nb::arg("ids"), nb::arg("weights"),
-             nb::arg("out"), nb::arg("save"), nb::arg("keep_pre"));
+  module.def("experts_forward", &forward, nb::arg("context"), nb::arg("experts"), nb::arg("loras"),
+             nb::arg("ends"), nb::arg("x"), nb::arg("ids"), nb::arg("weights"), nb::arg("out"),
+             nb::arg("save"), nb::arg("keep_pre"));
   module.def("experts_backward", &backward, nb::arg("context"), nb::arg("saved"),
              nb::arg("experts"), nb::arg("lora").none(), nb::arg("x"), nb::arg("dout"),
              nb::arg("dx").none(), nb::arg("dweights").none(), nb::arg("gate_a").none(),

@@ -61,7 +61,8 @@ class BackwardChunk {
   const uint16_t* pre_activations() {
     if (saved_.keeps_pre) return chunk_.pre.data();
     auto* pre = op_.take<uint16_t>(slots() * 2 * experts_.i_pad());
-    run_up_phase(context_, routing_, {&experts_, args_.lora, x_, chunk_.xa.data(), nullptr, pre});
+    const LoraRun all{{0, routing_.num_tokens}, args_.lora};
+    run_up_phase(context_, routing_, {&experts_, {&all, 1}, x_, chunk_.xa.data(), nullptr, pre});
     return pre;
   }
 
@@ -75,13 +76,15 @@ class BackwardChunk {
     SlotProducts products;
     products.main = {rows_by_token(op_, routing_, dout_, experts_.hidden), experts_.down};
     products.direction = Direction::kTransposed;
+    SlotExtra low_rank;
     if (dz_ != nullptr) {
       const ExpertLora& lora = *args_.lora;
       const int rank_pad = lora.down_rank_pad();
-      products.extra[0] = {lora.shared_down_b ? rows_by_token(op_, routing_, dz_, rank_pad)
-                                              : rows_by_slot(op_, routing_, dz_, rank_pad),
-                           lora.down_a};
-      products.scale = lora.scale;
+      low_rank.operand[0] = {lora.shared_down_b ? rows_by_token(op_, routing_, dz_, rank_pad)
+                                                : rows_by_slot(op_, routing_, dz_, rank_pad),
+                             lora.down_a};
+      low_rank.scale = lora.scale;
+      products.extras = {&low_rank, 1};
       h_ = op_.take<uint16_t>(slots() * i_pad);
     }
     dpre_ = op_.take<uint16_t>(slots() * 2 * i_pad);
@@ -177,6 +180,7 @@ class BackwardChunk {
     products.main = {rows_by_slot(op_, routing_, dpre_, 2 * i_pad), experts_.gate_up};
     products.direction = Direction::kTransposed;
     TokenSum sum;
+    SlotExtra low_rank;
     if (dxa_ != nullptr) {
       const int width = 2 * lora->gate_up_rank_pad();
       if (lora->shared_gate_up_a) {
@@ -184,8 +188,9 @@ class BackwardChunk {
         sum.direction = Direction::kTransposed;
         sum.scale = lora->scale;
       } else {
-        products.extra[0] = {rows_by_slot(op_, routing_, dxa_, width), lora->gate_up_a};
-        products.scale = lora->scale;
+        low_rank.operand[0] = {rows_by_slot(op_, routing_, dxa_, width), lora->gate_up_a};
+        low_rank.scale = lora->scale;
+        products.extras = {&low_rank, 1};
       }
     }
     auto* slot_dx = op_.take<float>(slots() * ld);

@@ -1,6 +1,7 @@
 // The packed experts of one layer, their LoRA factors, and what a forward keeps for backward.
 #pragma once
 
+#include "moe/routing.h"
 #include "ops/product.h"
 
 namespace hetero {
@@ -34,6 +35,12 @@ struct ExpertLora {
   bool has_down() const { return down_a.data != nullptr; }
   int gate_up_rank_pad() const { return gate_up_b.k_pad(); }
   int down_rank_pad() const { return down_a.n_pad(); }
+};
+
+// The adapter of the tokens in `tokens`; null: none, they are computed by the experts alone.
+struct LoraRun {
+  TokenRange tokens;
+  const ExpertLora* lora = nullptr;
 };
 
 }  // namespace hetero

@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "moe/layer.h"
 #include "moe/phases.h"
+#include "ops/linear.h"
 
 namespace hetero {
 namespace {
@@ -23,27 +24,42 @@ class ForwardChunk {
         args_(args),
         experts_(*args.experts),
         chunk_(chunk),
-        routing_(chunk.routing) {}
+        routing_(chunk.routing) {
+    const int64_t first = chunk.first_token;
+    for (const auto& [tokens, lora] : args.lora) {
+      const TokenRange own{std::max<int64_t>(tokens.first - first, 0),
+                           std::min(tokens.end - first, routing_.num_tokens)};
+      if (own.first >= own.end) continue;
+      runs_.push_back({own, lora});
+      if (lora != nullptr) adapter_ = lora;
+    }
+  }
 
   void run() {
     const int i_pad = experts_.i_pad();
     const uint16_t* x = args_.x + chunk_.first_token * experts_.hidden;
-    const bool low_rank_up = args_.lora != nullptr && args_.lora->has_gate_up();
-    if (low_rank_up) {
-      const int64_t rows = args_.lora->shared_gate_up_a ? routing_.num_tokens : slots();
-      chunk_.xa = Kept<uint16_t>(context_, rows * 2 * args_.lora->gate_up_rank_pad());
-      project_gate_up(context_, routing_, *args_.lora, x, chunk_.xa.data());
+    if (adapter_ != nullptr && adapter_->has_gate_up()) {
+      const int64_t rows = adapter_->shared_gate_up_a ? routing_.num_tokens : slots();
+      chunk_.xa = Kept<uint16_t>(context_, rows * 2 * adapter_->gate_up_rank_pad());
+      for (const LoraRun& run : runs_) {
+        if (run.lora != nullptr) project_gate_up(context_, routing_, run, x, chunk_.xa.data());
+      }
     }
     if (args_.save && args_.keep_pre) chunk_.pre = Kept<uint16_t>(context_, slots() * 2 * i_pad);
     auto* h = op_.take<uint16_t>(slots() * i_pad);
-    run_up_phase(
-        context_, routing_,
-        {&experts_, args_.lora, x, low_rank_up ? chunk_.xa.data() : nullptr, h, chunk_.pre.data()});
+    run_up_phase(context_, routing_, {&experts_, runs_, x, chunk_.xa.data(), h, chunk_.pre.data()});
 
     SlotProducts products;
     products.main = {rows_by_slot(op_, routing_, h, i_pad), experts_.down};
+    const bool low_rank = adapter_ != nullptr && adapter_->has_down();
+    if (low_rank && adapter_->shared_down_b) {
+      for (const LoraRun& run : runs_) {
+        if (run.lora != nullptr) sum_down_a(products.main.rows, run);
+      }
+    } else if (low_rank) {
+      products.extras = multiply_down_a(products.main.rows);
+    }
     TokenSum sum;
-    if (args_.lora != nullptr && args_.lora->has_down()) add_down_lora(products, sum);
     sum.values = down(products);
     sum.ld = experts_.down.n_pad();
     sum.width = experts_.hidden;
@@ -51,40 +67,59 @@ class ForwardChunk {
     sum.out =
         static_cast<std::byte*>(args_.out) + element * (args_.out_dtype == Dtype::kBf16 ? 2 : 4);
     sum.dtype = args_.out_dtype;
-    sum_tokens(context_, routing_, sum);
+    if (!low_rank || !adapter_->shared_down_b) {
+      sum_tokens(context_, routing_, sum);
+      return;
+    }
+    const int rank_pad = adapter_->down_rank_pad();
+    const auto** rows = row_pointers(op_, chunk_.z.data(), routing_.num_tokens, rank_pad);
+    for (const LoraRun& run : runs_) {
+      sum.tokens = run.tokens;
+      sum.low_rank = run.lora == nullptr ? Operand{} : Operand{rows, run.lora->down_b};
+      sum.scale = run.lora == nullptr ? 1.0f : run.lora->scale;
+      sum_tokens(context_, routing_, sum);
+    }
   }
 
  private:
   int64_t slots() const { return routing_.num_slots(); }
 
-  // With one B for all experts the weighted sum comes before B: one product per token instead of
-  // one per slot.
-  void add_down_lora(SlotProducts& products, TokenSum& sum) {
-    const ExpertLora& lora = *args_.lora;
-    const int rank_pad = lora.down_rank_pad();
-    SlotProducts inner;
-    inner.main = {products.main.rows, lora.down_a};
-    if (!lora.shared_down_b) {
-      chunk_.z = Kept<uint16_t>(context_, slots() * rank_pad);
+  // z = h A^T of every slot, and what B makes of it.
+  std::span<const SlotExtra> multiply_down_a(const uint16_t* const* h) {
+    const int rank_pad = adapter_->down_rank_pad();
+    chunk_.z = Kept<uint16_t>(context_, slots() * rank_pad);
+    const auto** rows = rows_by_slot(op_, routing_, chunk_.z.data(), rank_pad);
+    auto* extras = op_.take<SlotExtra>(runs_.size());
+    size_t count = 0;
+    for (const auto& [tokens, lora] : runs_) {
+      if (lora == nullptr) continue;
+      SlotProducts inner;
+      inner.main = {h, lora->down_a};
+      inner.tokens = tokens;
       multiply_slots_into(context_, routing_, inner, chunk_.z.data(), rank_pad, Dtype::kBf16);
-      products.extra[0] = {rows_by_slot(op_, routing_, chunk_.z.data(), rank_pad), lora.down_b};
-      products.scale = lora.scale;
-      return;
+      new (&extras[count++]) SlotExtra{tokens, {{rows, lora->down_b}, {}}, lora->scale};
     }
-    auto* z = op_.take<float>(slots() * rank_pad);
-    multiply_slots_into(context_, routing_, inner, z, rank_pad, Dtype::kF32);
-    chunk_.z = Kept<uint16_t>(context_, routing_.num_tokens * rank_pad);
-    TokenSum inner_sum;
-    inner_sum.values = z;
-    inner_sum.ld = inner_sum.width = rank_pad;
-    inner_sum.out = chunk_.z.data();
-    sum_tokens(context_, routing_, inner_sum);
-    auto** rows = op_.take<const uint16_t*>(routing_.num_tokens);
-    for (int64_t token = 0; token < routing_.num_tokens; ++token) {
-      rows[token] = chunk_.z.data() + token * rank_pad;
+    return {extras, count};
+  }
+
+  // With one B for all experts the weighted sum z of h A^T comes before B: one product per token
+  // instead of one per slot.
+  void sum_down_a(const uint16_t* const* h, const LoraRun& run) {
+    const int rank_pad = adapter_->down_rank_pad();
+    if (chunk_.z.data() == nullptr) {
+      chunk_.z = Kept<uint16_t>(context_, routing_.num_tokens * rank_pad);
+      slot_z_ = op_.take<float>(slots() * rank_pad);
     }
-    sum.low_rank = {rows, lora.down_b};
-    sum.scale = lora.scale;
+    SlotProducts inner;
+    inner.main = {h, run.lora->down_a};
+    inner.tokens = run.tokens;
+    multiply_slots_into(context_, routing_, inner, slot_z_, rank_pad, Dtype::kF32);
+    TokenSum sum;
+    sum.tokens = run.tokens;
+    sum.values = slot_z_;
+    sum.ld = sum.width = rank_pad;
+    sum.out = chunk_.z.data();
+    sum_tokens(context_, routing_, sum);
   }
 
   // The output of every slot: [S, H_pad] fp32.
@@ -110,6 +145,9 @@ class ForwardChunk {
   const Experts& experts_;
   SavedChunk& chunk_;
   const Routing& routing_;
+  std::vector<LoraRun> runs_;            // of this chunk, counted from its first token
+  const ExpertLora* adapter_ = nullptr;  // any one of them: the layout is the same for all
+  float* slot_z_ = nullptr;              // [S, r_pad]
 };
 
 }  // namespace

@@ -9,7 +9,9 @@ namespace hetero {
 
 struct ExpertsForward {
   const Experts* experts = nullptr;
-  const ExpertLora* lora = nullptr;
+  // In the order of the tokens, without gaps; none: no token has an adapter. All with an adapter
+  // have the same parts, ranks and layout. With `save`, at most one.
+  std::span<const LoraRun> lora;
   const uint16_t* x = nullptr;     // [T, H] bf16
   const int64_t* ids = nullptr;    // [T, top_k]
   const float* weights = nullptr;  // [T, top_k]

@@ -15,21 +15,23 @@ void multiply_slots_into(Context& context, const Routing& routing, const SlotPro
   multiply_slots(context, routing, products, store);
 }
 
-void project_gate_up(Context& context, const Routing& routing, const ExpertLora& lora,
+void project_gate_up(Context& context, const Routing& routing, const LoraRun& run,
                      const uint16_t* x, uint16_t* xa) {
   Op op(context);
-  const Matrix& a = lora.gate_up_a;
-  if (lora.shared_gate_up_a) {
+  const Matrix& a = run.lora->gate_up_a;
+  if (run.lora->shared_gate_up_a) {
+    const int64_t first = run.tokens.first, tokens = run.tokens.end - first;
     RowJob job;
-    job.main = {row_pointers(op, x, routing.num_tokens, a.k), a};
-    job.num_rows = routing.num_tokens;
-    job.out = xa;
+    job.main = {row_pointers(op, x + first * a.k, tokens, a.k), a};
+    job.num_rows = tokens;
+    job.out = xa + first * a.n_pad();
     job.ld = job.width = a.n_pad();
     multiply_rows(context, job);
     return;
   }
   SlotProducts products;
   products.main = {rows_by_token(op, routing, x, a.k), a};
+  products.tokens = run.tokens;
   multiply_slots_into(context, routing, products, xa, a.n_pad(), Dtype::kBf16);
 }
 
@@ -40,17 +42,20 @@ void run_up_phase(Context& context, const Routing& routing, const UpPhase& phase
   SlotProducts products;
   products.main = {rows_by_token(op, routing, phase.x, experts.hidden), experts.gate_up};
   products.group = 2;
-  if (phase.xa != nullptr) {
-    const ExpertLora& lora = *phase.lora;
-    const int rank_pad = lora.gate_up_rank_pad();
+  auto* extras = op.take<SlotExtra>(phase.lora.size());
+  size_t num_extras = 0;
+  for (const auto& [tokens, lora] : phase.lora) {
+    if (lora == nullptr || !lora->has_gate_up()) continue;
+    const int rank_pad = lora->gate_up_rank_pad();
+    SlotExtra& extra = *new (&extras[num_extras++]) SlotExtra{tokens, {}, lora->scale};
     for (int i = 0; i < 2; ++i) {
       const uint16_t* half = phase.xa + i * rank_pad;
-      const auto** rows = lora.shared_gate_up_a ? rows_by_token(op, routing, half, 2 * rank_pad)
-                                                : rows_by_slot(op, routing, half, 2 * rank_pad);
-      products.extra[i] = {rows, lora.gate_up_b};
+      const auto** rows = lora->shared_gate_up_a ? rows_by_token(op, routing, half, 2 * rank_pad)
+                                                 : rows_by_slot(op, routing, half, 2 * rank_pad);
+      extra.operand[i] = {rows, lora->gate_up_b};
     }
-    products.scale = lora.scale;
   }
+  products.extras = {extras, num_extras};
   const int i_pad = experts.i_pad();
   const auto activate = [&](const Product& product, int tile, float* c, int) {
     const int rows = product.num_rows, column = tile * kPanel;

@@ -11,9 +11,9 @@ namespace hetero {
 // the two is asked for.
 struct UpPhase {
   const Experts* experts = nullptr;
-  const ExpertLora* lora = nullptr;
+  std::span<const LoraRun> lora;
   const uint16_t* x = nullptr;   // [T, H]
-  const uint16_t* xa = nullptr;  // x A^T when the LoRA has a gate and up part
+  const uint16_t* xa = nullptr;  // x A^T of the tokens whose LoRA has a gate and up part
   uint16_t* h = nullptr;
   uint16_t* pre = nullptr;
 };
@@ -24,9 +24,9 @@ void run_up_phase(Context& context, const Routing& routing, const UpPhase& phase
 void multiply_slots_into(Context& context, const Routing& routing, const SlotProducts& products,
                          void* out, int64_t ld, Dtype dtype);
 
-// The low-rank rows x A^T of the gate and up LoRA: [T, 2 r_pad] when A is shared, [S, 2 r_pad] when
-// not.
-void project_gate_up(Context& context, const Routing& routing, const ExpertLora& lora,
+// The low-rank rows x A^T of the gate and up LoRA of a run: [T, 2 r_pad] when A is shared, [S, 2
+// r_pad] when not.
+void project_gate_up(Context& context, const Routing& routing, const LoraRun& run,
                      const uint16_t* x, uint16_t* xa);
 
 }  // namespace hetero

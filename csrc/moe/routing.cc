@@ -1,8 +1,18 @@
 #include "moe/routing.h"
 
+#include <algorithm>
+
 #include "base/check.h"
 
 namespace hetero {
+
+SlotRange slots_of(const Routing& routing, SlotRange slots, TokenRange tokens) {
+  const auto begin = routing.token.begin();
+  const auto place = [&](int64_t token) {
+    return std::lower_bound(begin + slots.first, begin + slots.end, token) - begin;
+  };
+  return {place(tokens.first), place(tokens.end)};
+}
 
 void check_ids(const int64_t* ids, int64_t num_tokens, int top_k, int num_experts) {
   for (int64_t i = 0; i < num_tokens * top_k; ++i) {

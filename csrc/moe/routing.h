@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 namespace hetero {
@@ -21,6 +22,22 @@ struct Routing {
 
   int64_t num_slots() const { return static_cast<int64_t>(token.size()); }
 };
+
+// Tokens [first, end).
+struct TokenRange {
+  int64_t first = 0;
+  int64_t end = std::numeric_limits<int64_t>::max();
+};
+
+// The slots [first, end) of `slots`, which are some of one expert's, whose tokens are in `tokens`.
+struct SlotRange {
+  int64_t first = 0;
+  int64_t end = 0;
+
+  int64_t size() const { return end - first; }
+};
+
+SlotRange slots_of(const Routing& routing, SlotRange slots, TokenRange tokens);
 
 // Throws unless every id is -1 (skip) or an expert.
 void check_ids(const int64_t* ids, int64_t num_tokens, int top_k, int num_experts);

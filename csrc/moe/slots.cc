@@ -37,6 +37,23 @@ void store(const KernelSet& kernels, const TokenSum& sum, const float* row, int6
   }
 }
 
+// Gives `product`, which computes `slots` of its expert, what is added to them.
+void add_extras(Op& op, const Routing& routing, std::span<const SlotExtra> extras, SlotRange slots,
+                Product& product) {
+  for (int i = 0; i < 2; ++i) {
+    auto* found = op.take<Extra>(extras.size());
+    size_t count = 0;
+    for (const SlotExtra& extra : extras) {
+      if (extra.operand[i].rows == nullptr) continue;
+      const SlotRange own = slots_of(routing, slots, extra.tokens);
+      if (own.size() == 0) continue;
+      const Operand operand = extra.operand[i].at(own.first, product.tag);
+      new (&found[count++]) Extra{own.first - slots.first, own.size(), operand, extra.scale};
+    }
+    product.extra[i] = {found, count};
+  }
+}
+
 }  // namespace
 
 const uint16_t** rows_by_slot(Op& op, const Routing& routing, const uint16_t* values,
@@ -62,16 +79,18 @@ void multiply_slots(Context& context, const Routing& routing, const SlotProducts
   const int64_t most =
       max_rows(context, wanted.direction == Direction::kForward ? matrix.k_pad() : matrix.n_pad());
   const int experts = static_cast<int>(routing.expert_start.size()) - 1;
+  auto* slots = op.take<SlotRange>(experts);
+  const auto blocks_of = [&](int expert) { return (slots[expert].size() + most - 1) / most; };
   int64_t count = 0;
-  const auto blocks_of = [&](int expert) {
-    return (routing.expert_start[expert + 1] - routing.expert_start[expert] + most - 1) / most;
-  };
-  for (int expert = 0; expert < experts; ++expert) count += blocks_of(expert);
+  for (int expert = 0; expert < experts; ++expert) {
+    const SlotRange all{routing.expert_start[expert], routing.expert_start[expert + 1]};
+    slots[expert] = slots_of(routing, all, wanted.tokens);
+    count += blocks_of(expert);
+  }
   auto* products = op.take<Product>(count);
   count = 0;
   for (int expert = 0; expert < experts; ++expert) {
-    const int64_t begin = routing.expert_start[expert],
-                  rows = routing.expert_start[expert + 1] - begin;
+    const int64_t begin = slots[expert].first, rows = slots[expert].size();
     const int64_t blocks = blocks_of(expert);
     for (int64_t block = 0; block < blocks; ++block) {
       const int64_t first = begin + rows * block / blocks,
@@ -80,11 +99,8 @@ void multiply_slots(Context& context, const Routing& routing, const SlotProducts
       product.num_rows = static_cast<int>(last - first);
       product.first = static_cast<int>(first);
       product.tag = expert;
-      product.scale = wanted.scale;
       product.main = wanted.main.at(first, expert);
-      for (int i = 0; i < 2; ++i) {
-        if (wanted.extra[i].rows != nullptr) product.extra[i] = wanted.extra[i].at(first, expert);
-      }
+      add_extras(op, routing, wanted.extras, {first, last}, product);
     }
   }
   multiply(context, {products, static_cast<size_t>(count)}, wanted.direction, wanted.group, done);
@@ -102,14 +118,16 @@ void sum_tokens(Context& context, const Routing& routing, const TokenSum& sum) {
   };
   const int width_pad = round_up(sum.width, kPanel);
   auto* sums = op.take<float>(static_cast<size_t>(threads) * width_pad);
+  const int64_t first = sum.tokens.first,
+                tokens = std::min(sum.tokens.end, routing.num_tokens) - first;
 
   if (sum.low_rank.matrix.data == nullptr) {
     constexpr int64_t kTokens = 16;  // per task
-    context.parallel((routing.num_tokens + kTokens - 1) / kTokens, [&](int64_t task, int thread) {
+    context.parallel((tokens + kTokens - 1) / kTokens, [&](int64_t task, int thread) {
       const Addends to = addends(thread);
       float* row = sums + static_cast<size_t>(thread) * width_pad;
-      const int64_t end = std::min(routing.num_tokens, (task + 1) * kTokens);
-      for (int64_t token = task * kTokens; token < end; ++token) {
+      const int64_t end = first + std::min(tokens, (task + 1) * kTokens);
+      for (int64_t token = first + task * kTokens; token < end; ++token) {
         const int count = gather(routing, sum, token, 0, to);
         kernels.weighted_sum(to.rows, to.weights, count, sum.width, row);
         store(kernels, sum, row, token);
@@ -125,13 +143,15 @@ void sum_tokens(Context& context, const Routing& routing, const TokenSum& sum) {
     const Addends to = addends(thread);
     for (int row = 0; row < product.num_rows; ++row, c += kPanel) {
       float total[kPanel] = {};
-      const int count = gather(routing, sum, product.first + row, column, to);
+      const int64_t token = first + product.first + row;
+      const int count = gather(routing, sum, token, column, to);
       kernels.weighted_sum(to.rows, to.weights, count, columns, total);
       kernels.add_scaled(c, sum.scale, total, kPanel);
-      kernels.store_tile(total, 1, columns, out_at(sum, product.first + row, column), 0, sum.dtype);
+      kernels.store_tile(total, 1, columns, out_at(sum, token, column), 0, sum.dtype);
     }
   };
-  const auto products = row_blocks(context, op, sum.low_rank, routing.num_tokens, sum.direction);
+  const Operand low_rank{sum.low_rank.rows + first, sum.low_rank.matrix};
+  const auto products = row_blocks(context, op, low_rank, tokens, sum.direction);
   multiply(context, products, sum.direction, 1, add);
 }
 

@@ -26,21 +26,30 @@ struct SlotOperand {
   }
 };
 
-struct SlotProducts {
-  SlotOperand main, extra[2];
+// What is added to the slots of some tokens, scaled: the low-rank part of an adapter's LoRA.
+struct SlotExtra {
+  TokenRange tokens;
+  SlotOperand operand[2];  // the j-th tile of a group takes operand[j], if it has rows
   float scale = 1.0f;
+};
+
+struct SlotProducts {
+  SlotOperand main;
+  std::span<const SlotExtra> extras;
+  TokenRange tokens;  // whose slots are computed
   Direction direction = Direction::kForward;
   int group = 1;
 };
 
-// Every slot's row times its expert's matrix. `done` sees Product::first (slot) and Product::tag
-// (expert).
+// Every slot's row times its expert's matrix, which is read once for all of them. `done` sees
+// Product::first (slot) and Product::tag (expert).
 void multiply_slots(Context& context, const Routing& routing, const SlotProducts& products,
                     TileRef done);
 
 // out[t] = sum over the slots of t, ascending, of (weighted ? weight : 1) * values[slot], plus
-// scale * rows[t] M when `low_rank` has data (its rows are per token).
+// scale * rows[t] M when `low_rank` has data (its rows are per token, all tokens' of the chunk).
 struct TokenSum {
+  TokenRange tokens;
   const float* values = nullptr;  // [S, ld]
   int64_t ld = 0;
   int width = 0;

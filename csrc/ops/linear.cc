@@ -25,9 +25,7 @@ void multiply_rows(Context& context, const RowJob& job) {
   Op op(context);
   const auto products = row_blocks(context, op, job.main, job.num_rows, job.direction);
   for (Product& product : products) {
-    if (job.extra.matrix.data == nullptr) break;
-    product.extra[0] = {job.extra.rows + product.first, job.extra.matrix};
-    product.scale = job.scale;
+    product.extra[0] = extras_within(op, job.extras, product.first, product.num_rows);
   }
   const float* bias = padded_bias(op, job.bias, job.width);
   const auto store = [&](const Product& product, int tile, float* c, int) {
@@ -52,16 +50,19 @@ void linear(Context& context, const Linear& args) {
   RowJob job;
   job.main = {row_pointers(op, args.x, args.num_rows, args.weight.k), args.weight};
   job.num_rows = args.num_rows;
-  if (args.lora != nullptr) {
-    const LowRank& lora = *args.lora;
-    RowJob inner = job;
-    inner.main.matrix = lora.a;
+  auto* extras = op.take<Extra>(args.lora.size());
+  for (size_t i = 0; i < args.lora.size(); ++i) {
+    const LowRank& lora = args.lora[i];
+    RowJob inner;
+    inner.main = {job.main.rows + lora.first, lora.a};
+    inner.num_rows = lora.num_rows;
     inner.out = lora.xa;
     inner.ld = inner.width = lora.a.n_pad();
     multiply_rows(context, inner);
-    job.extra = {row_pointers(op, lora.xa, args.num_rows, lora.a.n_pad()), lora.b};
-    job.scale = lora.scale;
+    const Operand low{row_pointers(op, lora.xa, lora.num_rows, lora.a.n_pad()), lora.b};
+    new (&extras[i]) Extra{lora.first, lora.num_rows, low, lora.scale};
   }
+  job.extras = {extras, args.lora.size()};
   job.bias = args.bias;
   job.out = args.out;
   job.ld = job.width = args.weight.n;
@@ -76,6 +77,7 @@ void linear_backward(Context& context, const LinearBackward& args) {
   job.main = {row_pointers(op, args.dout, args.num_rows, args.weight.n), args.weight};
   job.num_rows = args.num_rows;
   const uint16_t** dxa_rows = nullptr;
+  Extra extra;
   if (args.lora != nullptr) {
     const LowRank& lora = *args.lora;
     const int rank_pad = lora.a.n_pad();
@@ -86,8 +88,8 @@ void linear_backward(Context& context, const LinearBackward& args) {
     inner.ld = inner.width = rank_pad;
     multiply_rows(context, inner);
     dxa_rows = row_pointers(op, dxa, args.num_rows, rank_pad);
-    job.extra = {dxa_rows, lora.a};
-    job.scale = lora.scale;
+    extra = {0, args.num_rows, {dxa_rows, lora.a}, lora.scale};
+    job.extras = {&extra, 1};
   }
   if (args.dx != nullptr) {
     job.out = args.dx;

@@ -5,21 +5,23 @@
 
 namespace hetero {
 
-// LoRA: a is [r, K], b is [N, r]. The rows x A^T are rounded to bf16 and kept for backward: xa [T,
-// r_pad], r_pad being r rounded up to 32.
+// LoRA of rows [first, first + num_rows): a is [r, K], b is [N, r]. The rows x A^T are rounded to
+// bf16 and kept for backward: xa [num_rows, r_pad], r_pad being r rounded up to 32.
 struct LowRank {
   Matrix a, b;
   float scale = 1.0f;
   uint16_t* xa = nullptr;
+  int64_t first = 0;
+  int64_t num_rows = 0;
 };
 
 struct Linear {
-  const uint16_t* x = nullptr;  // [T, K] bf16
-  int64_t num_rows = 0;         // T
-  Matrix weight;                // [N, K]
-  const float* bias = nullptr;  // [N] or null
-  const LowRank* lora = nullptr;
-  void* out = nullptr;  // [T, N]
+  const uint16_t* x = nullptr;    // [T, K] bf16
+  int64_t num_rows = 0;           // T
+  Matrix weight;                  // [N, K]
+  const float* bias = nullptr;    // [N] or null
+  std::span<const LowRank> lora;  // of runs of rows that do not overlap
+  void* out = nullptr;            // [T, N]
   Dtype out_dtype = Dtype::kBf16;
 };
 
@@ -29,7 +31,7 @@ struct LinearBackward {
   const uint16_t* dout = nullptr;  // [T, N] bf16
   int64_t num_rows = 0;
   Matrix weight;
-  const LowRank* lora = nullptr;  // with the xa of forward
+  const LowRank* lora = nullptr;  // of all rows, with the xa of forward
   const uint16_t* x = nullptr;    // [T, K], for da
   void* dx = nullptr;             // [T, K] or null
   Dtype dx_dtype = Dtype::kBf16;
@@ -39,10 +41,10 @@ struct LinearBackward {
 
 void linear_backward(Context& context, const LinearBackward& args);
 
-// Rows times one matrix (+ scale * rows of a second operand times its matrix) (+ bias), into out.
+// Rows times one matrix (+ extras) (+ bias), into out.
 struct RowJob {
-  Operand main, extra;
-  float scale = 1.0f;
+  Operand main;
+  std::span<const Extra> extras;
   int64_t num_rows = 0;
   Direction direction = Direction::kForward;
   const float* bias = nullptr;  // [width]

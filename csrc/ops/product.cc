@@ -20,7 +20,7 @@ int tiles_of(const Matrix& matrix, Direction direction) {
 // What one thread works in.
 struct Workspace {
   std::byte* main = nullptr;      // packed rows
-  std::byte* extra[2] = {};       // packed rows of the extras
+  std::byte* extra[2] = {};       // packed rows of the extras, one after the other
   uint16_t* panel = nullptr;      // a re-paired panel
   float* tiles = nullptr;         // `group` tiles
   float* low_rank = nullptr;      // one tile of an extra
@@ -88,6 +88,14 @@ class Multiplication {
     first_task_[products_.size()] = tasks;
   }
 
+  // Bytes of the packed rows of an extra.
+  size_t extra_size(const Extra& extra) const {
+    constexpr size_t kLine = 64;
+    const size_t bytes = context_.kernels().a_bytes(static_cast<int>(extra.num_rows),
+                                                    depth_of(extra.operand.matrix, direction_));
+    return (bytes + kLine - 1) / kLine * kLine;
+  }
+
   void allocate() {
     const KernelSet& kernels = context_.kernels();
     const int threads = context_.num_threads();
@@ -101,10 +109,12 @@ class Multiplication {
     int most_extra = 0;
     for (const Product& product : products_) {
       for (int i = 0; i < 2; ++i) {
-        if (product.extra[i].matrix.data == nullptr) continue;
-        const int depth = depth_of(product.extra[i].matrix, direction_);
-        extra_bytes[i] = std::max(extra_bytes[i], kernels.a_bytes(most_rows_, depth));
-        most_extra = std::max(most_extra, depth);
+        size_t bytes = 0;
+        for (const Extra& extra : product.extra[i]) {
+          bytes += extra_size(extra);
+          most_extra = std::max(most_extra, depth_of(extra.operand.matrix, direction_));
+        }
+        extra_bytes[i] = std::max(extra_bytes[i], bytes);
       }
     }
     workspaces_ = op_.take<Workspace>(threads);
@@ -149,10 +159,13 @@ class Multiplication {
                      depth_, workspace.main);
     }
     for (int i = 0; i < 2; ++i) {
-      const Operand& extra = product.extra[i];
-      if (extra.matrix.data == nullptr) continue;
-      kernels.pack_a(extra.rows, product.num_rows, width_of(extra.matrix, direction_),
-                     depth_of(extra.matrix, direction_), workspace.extra[i]);
+      std::byte* to = workspace.extra[i];
+      for (const Extra& extra : product.extra[i]) {
+        const auto& [rows, matrix] = extra.operand;
+        kernels.pack_a(rows, static_cast<int>(extra.num_rows), width_of(matrix, direction_),
+                       depth_of(matrix, direction_), to);
+        to += extra_size(extra);
+      }
     }
   }
 
@@ -179,11 +192,15 @@ class Multiplication {
   void compute(const Product& product, const Workspace& workspace, int tile, int which,
                float* c) const {
     multiply_tile(product.main.matrix, workspace.main, product.num_rows, tile, workspace.panel, c);
-    const Matrix& extra = product.extra[which].matrix;
-    if (extra.data == nullptr) return;
-    multiply_tile(extra, workspace.extra[which], product.num_rows, tile, workspace.panel,
-                  workspace.low_rank);
-    context_.kernels().add_scaled(workspace.low_rank, product.scale, c, product.num_rows * kPanel);
+    const std::byte* rows = workspace.extra[which];
+    for (const Extra& extra : product.extra[which]) {
+      const int num_rows = static_cast<int>(extra.num_rows);
+      multiply_tile(extra.operand.matrix, rows, num_rows, tile, workspace.panel,
+                    workspace.low_rank);
+      context_.kernels().add_scaled(workspace.low_rank, extra.scale, c + extra.first * kPanel,
+                                    num_rows * kPanel);
+      rows += extra_size(extra);
+    }
   }
 
   Context& context_;
@@ -209,6 +226,20 @@ int max_rows(const Context& context, int depth) {
   constexpr int kLeast = 96;
   const size_t bytes = context.kernels().a_bytes(kLeast, depth);
   return static_cast<int>(std::clamp<size_t>(l2_bytes() / 2 * kLeast / bytes, kLeast, 4096));
+}
+
+std::span<const Extra> extras_within(Op& op, std::span<const Extra> extras, int64_t first,
+                                     int64_t num_rows) {
+  auto* found = op.take<Extra>(extras.size());
+  size_t count = 0;
+  for (const Extra& extra : extras) {
+    const int64_t begin = std::max(extra.first, first),
+                  end = std::min(extra.first + extra.num_rows, first + num_rows);
+    if (begin >= end) continue;
+    const Operand operand{extra.operand.rows + (begin - extra.first), extra.operand.matrix};
+    new (&found[count++]) Extra{begin - first, end - begin, operand, extra.scale};
+  }
+  return {found, count};
 }
 
 std::span<Product> row_blocks(Context& context, Op& op, const Operand& main, int64_t num_rows,

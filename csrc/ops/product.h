@@ -36,13 +36,27 @@ struct Operand {
   Matrix matrix;                          // no data: the operand is absent
 };
 
-// A block of rows times one matrix. What `extra` adds is scaled: tile = rows W + scale * (extra
-// rows) (extra W), the low-rank part of LoRA. The j-th tile of a group takes extra[j].
+// What is added to rows [first, first + num_rows) of a product: scale * rows of a second operand
+// times its matrix, the low-rank part of LoRA. Rows of several adapters share the main matrix,
+// which is read once, and have an extra each.
+struct Extra {
+  int64_t first = 0;
+  int64_t num_rows = 0;
+  Operand operand;  // operand.rows[0] belongs to row `first`
+  float scale = 1.0f;
+};
+
+// The part of `extras` that lies in rows [first, first + num_rows), counted from `first`; in the
+// op's scratch.
+std::span<const Extra> extras_within(Op& op, std::span<const Extra> extras, int64_t first,
+                                     int64_t num_rows);
+
+// A block of rows times one matrix, plus extras; their rows do not overlap. The j-th tile of a
+// group takes extra[j].
 struct Product {
   int num_rows = 0;
   Operand main;
-  Operand extra[2];
-  float scale = 1.0f;
+  std::span<const Extra> extra[2];
   int tag = 0;    // the caller's: which matrix
   int first = 0;  // the caller's: where its rows begin
 };

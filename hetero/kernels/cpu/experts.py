@@ -13,6 +13,7 @@ from hetero.kernels.cpu.checks import as_bf16, expect
 from hetero.kernels.cpu.context import Context, context
 from hetero.kernels.cpu.packed import PackedWeight, padded
 from hetero.kernels.cpu.rows import gate_of
+from hetero.kernels.cpu.runs import Runs, listed
 
 
 class PackedExperts:
@@ -136,7 +137,7 @@ def experts_forward(
     x: torch.Tensor,
     ids: torch.Tensor,
     weights: torch.Tensor,
-    lora: PackedExpertLora | None = None,
+    lora: PackedExpertLora | Runs[PackedExpertLora] | None = None,
     *,
     save: bool = False,
     keep: bool = True,
@@ -146,7 +147,8 @@ def experts_forward(
     """x [T, H], ids [T, top_k] (-1: skip), weights [T, top_k] -> (out [T, H] in the dtype of x, saved).
 
     A token's experts are added in ascending order in fp32 and rounded once; a row's bits depend on that row
-    alone. `saved` is for `experts_backward` (None unless `save`); with `keep` it holds the pre-activations in
+    alone, and not on which run of `lora` it is in; an expert's weights are read once for all runs. `saved` is
+    for `experts_backward` (None unless `save`); with `keep` it holds the pre-activations in
     bf16, without it backward computes them again, to the same bits.
 
     Raises:
@@ -156,9 +158,12 @@ def experts_forward(
     out = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
     handle = (ctx or context()).handle
     ids, weights = ids.long().contiguous(), weights.detach().float().contiguous()
-    factors = None if lora is None else lora.handle
+    parts, ends = listed(lora, x.shape[0])
+    handles = [None if part is None else part.handle for part in parts]
     try:
-        saved = _C.experts_forward(handle, experts.handle, factors, as_bf16(x), ids, weights, out, save, keep)
+        saved = _C.experts_forward(
+            handle, experts.handle, handles, ends, as_bf16(x), ids, weights, out, save, keep
+        )
     except ValueError as error:
         raise ShapeError(str(error)) from None
     return out, saved

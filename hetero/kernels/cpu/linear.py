@@ -11,6 +11,7 @@ from hetero.errors import ShapeError
 from hetero.kernels.cpu.checks import as_bf16, expect
 from hetero.kernels.cpu.context import Context, context
 from hetero.kernels.cpu.packed import PackedWeight, padded
+from hetero.kernels.cpu.runs import Runs, listed
 
 
 class PackedLora(NamedTuple):
@@ -41,14 +42,15 @@ def linear(
     x: torch.Tensor,
     weight: PackedWeight,
     bias: torch.Tensor | None = None,
-    lora: PackedLora | None = None,
+    lora: PackedLora | Runs[PackedLora] | None = None,
     *,
     out_dtype: torch.dtype = torch.bfloat16,
     ctx: Context | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """x [T, K] -> (y [T, N] in out_dtype (bf16 or fp32), xa).
 
-    x is rounded to bf16; sums are fp32 in one fixed order, so a row's bits do not depend on other rows.
+    x is rounded to bf16; sums are fp32 in one fixed order, so a row's bits do not depend on other rows, nor
+    on which run of `lora` it is in. The weight is read once for all runs.
     xa [T, r rounded up to 32] bf16 is what `linear_backward` needs of the LoRA branch, None without one.
     """
     expect("x", x, (None, weight.k))
@@ -57,14 +59,23 @@ def linear(
         bias = bias.float().contiguous()
     out = torch.empty(x.shape[0], weight.n, dtype=out_dtype)
     expect("out", out, (x.shape[0], weight.n), torch.bfloat16, torch.float32)
-    a = b = xa = None
-    rank, scale = 0, 1.0
-    if lora is not None:
-        _check_lora(weight, lora)
-        a, b, rank, scale = lora.a.data, lora.b.data, lora.a.n, lora.scale
-        xa = torch.empty(x.shape[0], padded(rank), dtype=torch.bfloat16)
+    parts, ends = listed(lora, x.shape[0])
+    xa, rank, scale = None, 0, 1.0
+    for part in parts:
+        if part is not None:
+            _check_lora(weight, part)
+            if xa is None:
+                rank, scale = part.a.n, part.scale
+                xa = torch.empty(x.shape[0], padded(rank), dtype=torch.bfloat16)
+            elif (part.a.n, part.scale) != (rank, scale):
+                raise ShapeError(
+                    f"adapters of one call have the ranks {rank} and {part.a.n} and the scales {scale} and "
+                    f"{part.scale}; expected versions of one adapter"
+                )
+    a = [None if part is None else part.a.data for part in parts]
+    b = [None if part is None else part.b.data for part in parts]
     handle = (ctx or context()).handle
-    _C.linear(handle, as_bf16(x), weight.data, weight.format, bias, a, b, xa, rank, scale, out)
+    _C.linear(handle, as_bf16(x), weight.data, weight.format, bias, a, b, ends, xa, rank, scale, out)
     return out, xa
 
 

@@ -1,8 +1,9 @@
 """Differentiable operations over the CPU kernels."""
 
 from hetero.kernels.batch import AttentionBatch, KVLayer
+from hetero.kernels.cpu.runs import Runs
 from hetero.kernels.ops.attention import attention, paged_attention
-from hetero.kernels.ops.expert_lora import ExpertLoraFactors
+from hetero.kernels.ops.expert_lora import FACTORS, ExpertLoraFactors
 from hetero.kernels.ops.experts import experts
 from hetero.kernels.ops.linear import linear
 from hetero.kernels.ops.logprobs import head_logits, token_logprobs
@@ -11,10 +12,12 @@ from hetero.kernels.ops.rows import activation, gated_activation, rms_norm, soft
 from hetero.kernels.ops.sampling import sample
 
 __all__ = [
+    "FACTORS",
     "AttentionBatch",
     "ExpertLoraFactors",
     "KVLayer",
     "LoraFactors",
+    "Runs",
     "activation",
     "attention",
     "experts",

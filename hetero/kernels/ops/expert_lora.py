@@ -9,6 +9,7 @@ import torch
 from hetero.errors import ShapeError
 from hetero.kernels.cpu.experts import PackedExpertLora, PackedExperts
 from hetero.kernels.cpu.packed import PackedWeight, pack, padded
+from hetero.kernels.cpu.runs import Runs
 
 FACTORS = ("gate_a", "gate_b", "up_a", "up_b", "down_a", "down_b")
 """Names of the factors, in the order of every list of them."""
@@ -45,7 +46,7 @@ class ExpertLoraFactors:
         """The packed copies for `experts`, made anew when a factor has been written in place; None when there
         are no factors at all. Rollout and training use the same copies."""
         tensors = self.tensors()
-        key = (id(experts), self.scale, *((t.data_ptr(), t._version) for t in tensors if t is not None))
+        key = self._key_for(experts)
         if self._packed is None or key != self._key:
             if all(t is None for t in tensors):
                 return None
@@ -55,6 +56,18 @@ class ExpertLoraFactors:
             self._packed = PackedExpertLora(experts, gate_up_a, gate_up_b, down_a, down_b, self.scale)
             self._key = key
         return self._packed
+
+    def frozen(self, experts: PackedExperts) -> ExpertLoraFactors:
+        """A copy that stays as it is when the factors change, without gradient; in bf16 on the CPU."""
+        copy = ExpertLoraFactors(scale=self.scale)
+        for name, own in zip(FACTORS, self.tensors(), strict=True):
+            setattr(copy, name, None if own is None else own.detach().to("cpu", torch.bfloat16, copy=True))
+        copy._packed, copy._key = self.packed(experts), copy._key_for(experts)
+        return copy
+
+    def _key_for(self, experts: PackedExperts) -> object:
+        tensors = [(t.data_ptr(), t._version) for t in self.tensors() if t is not None]
+        return (id(experts), self.scale, *tensors)
 
     def _pack_gate_up(self, experts: PackedExperts) -> tuple[PackedWeight | None, PackedWeight | None]:
         pairs = ((self.gate_a, self.gate_b), (self.up_a, self.up_b))
@@ -95,3 +108,12 @@ class ExpertLoraFactors:
                 f"gate_a is {list(ranks['gate'])} x {h} and up_a {list(ranks['up'])} x {h}; gate and up must "
                 "have one rank and one layout"
             )
+
+
+def packed_expert_lora(
+    lora: ExpertLoraFactors | Runs[ExpertLoraFactors] | None, experts: PackedExperts
+) -> PackedExpertLora | Runs[PackedExpertLora] | None:
+    """What the kernels take."""
+    if isinstance(lora, Runs):
+        return Runs(tuple(None if part is None else part.packed(experts) for part in lora.parts), lora.ends)
+    return None if lora is None else lora.packed(experts)

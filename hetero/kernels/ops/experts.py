@@ -10,7 +10,8 @@ from torch.autograd.function import once_differentiable
 from hetero.errors import ShapeError
 from hetero.kernels.cpu.context import context
 from hetero.kernels.cpu.experts import LoraGrads, PackedExperts, experts_backward, experts_forward
-from hetero.kernels.ops.expert_lora import ExpertLoraFactors
+from hetero.kernels.cpu.runs import Runs
+from hetero.kernels.ops.expert_lora import ExpertLoraFactors, packed_expert_lora
 from hetero.kernels.ops.staging import from_host, to_host
 
 
@@ -83,7 +84,7 @@ def experts(
     x: torch.Tensor,
     expert_ids: torch.Tensor,
     expert_weights: torch.Tensor,
-    lora: ExpertLoraFactors | None = None,
+    lora: ExpertLoraFactors | Runs[ExpertLoraFactors] | None = None,
     *,
     keep: bool = True,
 ) -> torch.Tensor:
@@ -94,7 +95,8 @@ def experts(
         x: [T, H] bf16 or fp32, on the CPU or on a CUDA device; rounded to bf16.
         expert_ids: [T, top_k] int64 or int32; -1 skips, an id may repeat within a token.
         expert_weights: [T, top_k] fp32, bf16 or fp16; gets a gradient.
-        lora: factors that get gradients (fp32), or None.
+        lora: factors that get gradients (fp32); or several versions of them, each for its run of the tokens,
+            without gradient; or None.
         keep: keep the pre-activations for backward (4 bytes x I per pair); False computes them again.
 
     Returns:
@@ -106,11 +108,13 @@ def experts(
     """
     if x.dim() != 2:
         raise ShapeError(f"x is {list(x.shape)}; expected [T, H]")
-    factors = (None,) * 6 if lora is None else lora.tensors()
+    factors = lora.tensors() if isinstance(lora, ExpertLoraFactors) else (None,) * 6
     inputs = (x, expert_weights, *factors)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
+        if isinstance(lora, Runs):
+            raise ShapeError("there is no gradient through several adapter versions in one call")
         return _Experts.apply(x, expert_weights, expert_ids, store.packed, lora, keep, *factors)
-    packed = None if lora is None else lora.packed(store.packed)
+    packed = packed_expert_lora(lora, store.packed)
     host_x, host_ids, host_weights = to_host(x, expert_ids, expert_weights)
     out, _ = experts_forward(store.packed, host_x, host_ids, host_weights, packed)
     return from_host(out, x.device)

@@ -12,7 +12,8 @@ from hetero.kernels.cpu.context import context
 from hetero.kernels.cpu.linear import linear as cpu_linear
 from hetero.kernels.cpu.linear import linear_backward
 from hetero.kernels.cpu.packed import PackedWeight
-from hetero.kernels.ops.lora import LoraFactors
+from hetero.kernels.cpu.runs import Runs
+from hetero.kernels.ops.lora import LoraFactors, packed_lora
 
 
 class _Linear(torch.autograd.Function):
@@ -29,7 +30,7 @@ class _Linear(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.kernels, ctx.weight = context(), weight
         # The copies of this version: backward is right even if the masters have changed by then.
-        ctx.lora = None if lora is None else lora.packed()
+        ctx.lora = packed_lora(lora)
         y, xa = cpu_linear(x, weight, bias, ctx.lora, out_dtype=out_dtype, ctx=ctx.kernels)
         ctx.save_for_backward(x, xa)
         return y
@@ -57,7 +58,7 @@ def linear(
     x: torch.Tensor,
     weight: PackedWeight,
     bias: torch.Tensor | None = None,
-    lora: LoraFactors | None = None,
+    lora: LoraFactors | Runs[LoraFactors] | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """y = x W^T + bias + lora.scale * (x A^T) B^T on the CPU kernels.
@@ -65,7 +66,8 @@ def linear(
     Args:
         x: [..., K] bf16 or fp32 on the CPU; it is rounded to bf16.
         weight: packed [N, K], frozen. bias: [N] or None, frozen.
-        lora: factors that get gradients (fp32), or None.
+        lora: factors that get gradients (fp32); or several versions of them, each for its run of the rows,
+            without gradient; or None.
         out_dtype: bfloat16 or float32; default the dtype of x. Sums are fp32, rounded once.
 
     Returns:
@@ -80,9 +82,11 @@ def linear(
         raise ShapeError(f"weight is a stack of {weight.e} matrices; linear takes a single one")
     dtype = out_dtype or x.dtype
     rows = x.reshape(-1, x.shape[-1])
-    factors = (lora.a, lora.b) if lora is not None else (None, None)
+    factors = (lora.a, lora.b) if isinstance(lora, LoraFactors) else (None, None)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (rows, *factors)):
+        if isinstance(lora, Runs):
+            raise ShapeError("there is no gradient through several adapter versions in one call")
         y = _Linear.apply(rows, *factors, weight, bias, lora, dtype)
     else:
-        y, _ = cpu_linear(rows, weight, bias, None if lora is None else lora.packed(), out_dtype=dtype)
+        y, _ = cpu_linear(rows, weight, bias, packed_lora(lora), out_dtype=dtype)
     return y.reshape(*x.shape[:-1], weight.n)

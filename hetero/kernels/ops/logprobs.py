@@ -18,7 +18,8 @@ from hetero.kernels.cpu.checks import checked
 from hetero.kernels.cpu.context import Context, context
 from hetero.kernels.cpu.linear import LinearGrads, PackedLora, linear, linear_backward
 from hetero.kernels.cpu.packed import PackedWeight
-from hetero.kernels.ops.lora import LoraFactors
+from hetero.kernels.cpu.runs import Runs
+from hetero.kernels.ops.lora import LoraFactors, packed_lora
 
 CHUNK_BYTES = 32 << 20
 """fp32 logits held at a time."""
@@ -33,7 +34,7 @@ class _Head:
     bias: torch.Tensor | None
     factor: float
     softcap: float | None
-    lora: PackedLora | None
+    lora: PackedLora | None  # of one version: rows are cut in chunks here
     targets: torch.Tensor
     temperature: torch.Tensor
 
@@ -142,14 +143,15 @@ def head_logits(
     bias: torch.Tensor | None = None,
     logit_scale: float = 1.0,
     softcap: float | None = None,
-    lora: LoraFactors | None = None,
+    lora: LoraFactors | Runs[LoraFactors] | None = None,
 ) -> torch.Tensor:
     """Logits [B, V] fp32 of hidden [B, H] (bf16, or fp32 rounded to bf16), for `sample`; no gradient.
 
-    logits = cap(logit_scale * (hidden W^T + bias)), cap(x) = softcap * tanh(x / softcap).
+    logits = cap(logit_scale * (hidden W^T + bias)), cap(x) = softcap * tanh(x / softcap). `lora` as in
+    `linear`.
     """
     kernels = context()
-    packed = None if lora is None else lora.packed()
+    packed = packed_lora(lora)
     with torch.no_grad():
         logits, _ = linear(hidden, head, bias, packed, out_dtype=torch.float32, ctx=kernels)
         return sampling.cap_logits(kernels, logits, logit_scale, softcap)
@@ -172,7 +174,7 @@ def token_logprobs(
         head: packed [V, H], frozen.
         targets: [T] int64 in [0, V).
         temperature: a number or [T], positive.
-        bias, logit_scale, softcap, lora: as in `head_logits`.
+        bias, logit_scale, softcap, lora: as in `head_logits`, but one version for all rows.
 
     Returns:
         (logp [T] fp32, differentiable with respect to hidden and the LoRA factors; entropy [T] fp32 in nats,
