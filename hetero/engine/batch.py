@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +35,19 @@ class Step:
     @property
     def num_prefill_tokens(self) -> int:
         return sum(chunk.end - chunk.start for chunk in self.chunks)
+
+    def group(self) -> list[tuple[str, int]]:
+        """Put what runs with the same weights side by side; returns (name of the weights, number of rows)."""
+        self.decodes.sort(key=lambda sequence: sequence.prompt.namespace.name)
+        self.chunks.sort(key=lambda chunk: chunk.sequence.prompt.namespace.name)
+        rows = [(sequence, 1) for sequence in self.decodes]
+        rows += [(chunk.sequence, chunk.end - chunk.start) for chunk in self.chunks]
+        return runs_of((sequence.prompt.namespace.name, count) for sequence, count in rows)
+
+
+def runs_of(rows: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    """(name, number of rows) with neighbours of one name put together."""
+    return [(name, sum(count for _, count in run)) for name, run in groupby(rows, key=itemgetter(0))]
 
 
 class BatchBuilder:

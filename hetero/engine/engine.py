@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
+from hetero.engine.generation import Generation
 from hetero.engine.model_runner import ModelRunner
 from hetero.engine.params import SamplingParams, parse_bytes
 from hetero.engine.requests import Requests
@@ -76,6 +78,8 @@ class Engine:
             runner, tiers, self._stats, max_num_seqs=max_num_seqs, prefill_chunk=prefill_chunk
         )
         self._requests = Requests(runner, tokenizer, seed)
+        self._heard_by: dict[Sequence, Generation] = {}
+        self._news: deque[Sequence] = deque()  # got a token or ended, and nobody was told yet
 
     @property
     def stats(self) -> EngineStats:
@@ -88,6 +92,7 @@ class Engine:
         params: SamplingParams | Seq[SamplingParams] | None = None,
         *,
         streams: Seq[tuple[int, int]] | None = None,
+        version: int | None = None,
         on_token: Callable[[int, int], None] | None = None,
         on_finish: Callable[[int, Completion], None] | None = None,
     ) -> list[Completion]:
@@ -97,40 +102,75 @@ class Engine:
             prompts: token ids. Identical prompts are computed once.
             params: for all, or one for each prompt.
             streams: (task, sample) ids of the random stream of each prompt; (i, 0) by default.
+            version: of the adapter to sample with, one that is in memory; by default what the model computes
+                now. A sequence is finished under the version that it began with, whatever is trained
+                meanwhile, as long as that stays in memory.
             on_token: called with (index of the prompt, token id) as tokens come.
             on_finish: called with (index of the prompt, completion) as sequences end.
 
-        Returns: completions in the order of the prompts. One whose logits turned NaN has finish_reason
-            "abort".
+        Returns: completions in the order of the prompts. One whose logits turned NaN, or whose version is
+            gone, has finish_reason "abort".
 
         Raises:
             ArgumentError: an empty prompt, an unknown token id, lists of unequal length, stop strings
                 without tokenizer.
             CapacityError: a prompt does not fit in the model's context or, with max_tokens, in kv_memory.
-                Nothing ran.
+            ModelError: the version is not in memory. In all these cases nothing ran.
         """
-        stepper = self._open()
-        sequences = self._requests.sequences(prompts, params, streams, stepper.blocks)
-        stepper.add(sequences)
-        mine, left = set(sequences), len(sequences)
+        generation = self.begin(
+            prompts, params, streams=streams, version=version, on_token=on_token, on_finish=on_finish
+        )
         try:
-            while left:
-                for sequence in self._step(stepper):
-                    if sequence not in mine:
-                        continue
-                    done = sequence.completion
-                    aborted = done is not None and done.finish_reason == "abort"
-                    if on_token is not None and not aborted:
-                        on_token(sequence.index, sequence.token_ids[-1])
-                    if done is not None:
-                        left -= 1
-                        if on_finish is not None:
-                            on_finish(sequence.index, done)
+            while not generation.done:
+                self.step()
+            self._tell()
         finally:
-            for sequence in sequences:
-                if sequence.completion is None:
-                    stepper.cancel(sequence, "generate was interrupted")
-        return [sequence.completion for sequence in sequences if sequence.completion is not None]
+            self.cancel(generation)
+        return generation.completions
+
+    def begin(
+        self,
+        prompts: Seq[Seq[int]],
+        params: SamplingParams | Seq[SamplingParams] | None = None,
+        *,
+        streams: Seq[tuple[int, int]] | None = None,
+        version: int | None = None,
+        on_token: Callable[[int, int], None] | None = None,
+        on_finish: Callable[[int, Completion], None] | None = None,
+    ) -> Generation:
+        """Queue prompts, to be completed as anybody calls `step`. Arguments and errors as in `generate`."""
+        stepper = self._open()
+        sequences = self._requests.sequences(prompts, params, streams, version, stepper.blocks)
+        generation = Generation(sequences, on_token, on_finish)
+        self._heard_by.update(dict.fromkeys(sequences, generation))
+        stepper.add(sequences)
+        return generation
+
+    def step(self) -> bool:
+        """Carry every live sequence one token forward and call who listens; False when there is none."""
+        stepper = self._open()
+        if not self._news and not stepper.scheduler.sequences:
+            return False
+        if not self._news:
+            self._news.extend(self._step(stepper))
+        self._tell()
+        return True
+
+    def cancel(self, generation: Generation) -> None:
+        """End what is still running of `generation`; those who listen are not called any more."""
+        for sequence in generation.sequences:
+            self._heard_by.pop(sequence, None)
+            if sequence.completion is None and self._stepper is not None:
+                self._stepper.cancel(sequence, "generate was interrupted")
+
+    def _tell(self) -> None:
+        # What a listener's exception leaves is told at the next step.
+        while self._news:
+            sequence = self._news.popleft()
+            ended = sequence.completion is not None
+            generation = self._heard_by.pop(sequence, None) if ended else self._heard_by.get(sequence)
+            if generation is not None:
+                generation.hear(sequence)
 
     def stream(
         self, prompt: Seq[int], params: SamplingParams | None = None, *, stream: tuple[int, int] = (0, 0)
@@ -140,21 +180,21 @@ class Engine:
         Other calls may run between pieces. Closing the iterator ends the sequence.
         """
         # Complain now, not at the first piece.
-        self._requests.sequences([prompt], params, [stream], self._open().blocks)
+        self._requests.sequences([prompt], params, [stream], None, self._open().blocks)
         return self._pieces(prompt, params, stream)
 
     def _pieces(
         self, prompt: Seq[int], params: SamplingParams | None, stream: tuple[int, int]
     ) -> Iterator[Piece]:
         stepper = self._open()
-        sequence = self._requests.sequences([prompt], params, [stream], stepper.blocks)[0]
+        sequence = self._requests.sequences([prompt], params, [stream], None, stepper.blocks)[0]
         text = TextStream(self._tokenizer, sequence.params.stop)
         num_shown = 0
         stepper.add([sequence])
         try:
             while True:
                 while sequence.completion is None and num_shown == len(sequence.logprobs):
-                    self._step(stepper)
+                    self.step()
                 done = sequence.completion
                 if num_shown == len(sequence.logprobs):  # aborted
                     yield Piece(None, math.nan, text.feed(None, last=True), done)
@@ -190,6 +230,8 @@ class Engine:
         if self._stepper is not None:
             self._stepper.tiers.close()
         self._stepper = None
+        self._heard_by.clear()
+        self._news.clear()
 
     def __enter__(self) -> Engine:
         return self

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import operator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,12 +12,14 @@ from hetero.kernels import cpu
 from hetero.models.forward import ForwardBatch, forward_hidden
 from hetero.models.head import head
 from hetero.models.kv import KVPool
-from hetero.models.lora import Factors, adapter_version, lora_active, lora_factors, lora_parameters
+from hetero.models.lora import adapter_version
 from hetero.models.numerics import fingerprint
+from hetero.models.versions import adapters_by_rows, is_adapted, resident_keys, version_key
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from hetero.engine.runner import Runs
     from hetero.kernels.batch import AttentionBatch
 
 
@@ -48,24 +50,25 @@ class ModelRunner:
             self.eos_ids |= _ids(model.generation_config.eos_token_id)
         self._model = model
         self._isa = cpu.isa()
-        self._factors: list[Factors] = []
-        self._masters: list[torch.nn.Parameter] = []
-        self._num_sets = 0  # of masters that were seen
 
-    def namespace(self) -> str:
-        """Base, or the version, the set of masters and the writes to them: a weight that changed, announced
-        by a new version or not, never meets the keys and values of the old one. Keys and values of another
-        instruction set are as foreign."""
+    def namespace(self, version: int | None = None) -> str:
+        """See `hetero.models.versions.version_key`: a weight that changed, announced by a new version or not,
+        never meets the keys and values of the old one. Keys and values of another instruction set are as
+        foreign."""
+        return version_key(self._model, version) + self._suffix()
+
+    def resident(self) -> set[str]:
+        """Names of the base model and of every version that is in memory."""
+        suffix = self._suffix()
+        return {key + suffix for key in resident_keys(self._model)}
+
+    def _suffix(self) -> str:
         isa = cpu.isa()
-        other = "" if isa == self._isa else f":{isa}"
-        if not lora_active(self._model):
-            return f"base{other}"
-        factors = list(lora_factors(self._model).values())
-        if len(factors) != len(self._factors) or any(map(operator.is_not, factors, self._factors)):
-            self._factors, self._masters = factors, list(lora_parameters(self._model).values())
-            self._num_sets += 1
-        writes = sum(master._version for master in self._masters)
-        return f"policy:{adapter_version(self._model)}:{self._num_sets}:{writes}{other}"
+        return "" if isa == self._isa else f":{isa}"
+
+    def _weights(self, runs: Runs) -> AbstractContextManager[None]:
+        suffix = self._suffix()
+        return adapters_by_rows(self._model, [(name.removesuffix(suffix), rows) for name, rows in runs])
 
     def fingerprint(self) -> dict[str, str]:
         """See `hetero.models.numerics.fingerprint`."""
@@ -76,16 +79,20 @@ class ModelRunner:
         return adapter_version(self._model)
 
     def forward(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionBatch
+        self, token_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionBatch, runs: Runs
     ) -> torch.Tensor:
         """Final hidden states [T, H], on the model's device."""
         device = self._model.device
         batch = ForwardBatch(token_ids.to(device), positions.to(device), attention, self.store.layers)
-        return forward_hidden(self._model, batch)
+        with self._weights(runs):
+            return forward_hidden(self._model, batch)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, runs: Runs) -> torch.Tensor:
         """[N, H] -> fp32 [N, V] in RAM."""
-        return head(self._model).logits(hidden).cpu()
+        if not is_adapted(self._model, self._model.get_output_embeddings()):
+            return head(self._model).logits(hidden).cpu()
+        with self._weights(runs):
+            return head(self._model).logits(hidden).cpu()
 
 
 def _ids(ids: int | list[int] | None) -> frozenset[int]:

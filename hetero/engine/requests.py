@@ -38,6 +38,7 @@ class Requests:
         prompts: Seq[Seq[int]],
         params: SamplingParams | Seq[SamplingParams] | None,
         streams: Seq[tuple[int, int]] | None,
+        version: int | None,
         blocks: BlockManager,
     ) -> list[Sequence]:
         """One sequence per prompt, in order; identical prompts share one `Prompt`. See `Engine.generate`."""
@@ -49,8 +50,8 @@ class Requests:
                 raise ArgumentError(
                     f"{len(values)} {name} for {len(prompts)} prompts; give one for each prompt."
                 )
-        namespace = blocks.namespace(self._runner.namespace())
-        version = self._runner.adapter_version()
+        namespace = blocks.namespace(self._runner.namespace(version))
+        version = self._runner.adapter_version() if version is None else version
         known: dict[tuple[int, ...], Prompt] = {}
         stop_ids: dict[SamplingParams, frozenset[int]] = {}
         sequences = []

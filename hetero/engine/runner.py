@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from collections.abc import Sequence, Set
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 import torch
 
@@ -10,6 +11,9 @@ from hetero.engine.kv_cache import BlockStore
 
 if TYPE_CHECKING:
     from hetero.kernels.batch import AttentionBatch
+
+Runs: TypeAlias = Sequence[tuple[str, int]]
+"""(name of the weights, number of rows), in the order of the rows: which weights compute which rows."""
 
 
 @runtime_checkable
@@ -36,10 +40,15 @@ class Runner(Protocol):
         """Token ids that end a sequence by themselves."""
         ...
 
-    def namespace(self) -> str:
-        """Which weights run now: "base", or one that starts with "policy:<version>".
+    def namespace(self, version: int | None = None) -> str:
+        """Names the weights of an adapter version that is in memory, by default of what runs now: "base", or
+        a name that starts with "policy:<version>".
 
         Equal names promise equal bits."""
+        ...
+
+    def resident(self) -> Set[str]:
+        """Names of all weights that `forward` and `logits` can compute with now."""
         ...
 
     def fingerprint(self) -> dict[str, str]:
@@ -53,11 +62,11 @@ class Runner(Protocol):
         ...
 
     def forward(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionBatch
+        self, token_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionBatch, runs: Runs
     ) -> torch.Tensor:
         """Write the keys and values of all T tokens, then return their final hidden states [T, H]."""
         ...
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, runs: Runs) -> torch.Tensor:
         """[N, H] -> fp32 [N, V]."""
         ...

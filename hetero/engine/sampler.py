@@ -7,6 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from hetero.engine.batch import runs_of
+from hetero.engine.runner import Runs
 from hetero.engine.sequence import Sequence
 from hetero.kernels import ops
 
@@ -33,7 +35,8 @@ class Sampler:
         sequences: list[Sequence],
         rows: list[int],
         hidden: torch.Tensor,
-        logits: Callable[[torch.Tensor], torch.Tensor],
+        names: list[str],
+        logits: Callable[[torch.Tensor, Runs], torch.Tensor],
     ) -> tuple[list[int], list[float], list[float]]:
         """Draw one token per sequence.
 
@@ -41,7 +44,8 @@ class Sampler:
             sequences: B of them.
             rows: [B], which row of `hidden` each sequence draws from; several may share one.
             hidden: [R, H].
-            logits: maps hidden states [N, H] to fp32 logits [N, V].
+            names: [R], of the weights that computed each row.
+            logits: maps hidden states [N, H], and which weights computed which, to fp32 logits [N, V].
 
         Returns:
             Per sequence: the id (-1 when its logits hold a NaN or +inf), its log-probability in the
@@ -54,7 +58,8 @@ class Sampler:
         for start in range(0, len(sequences), self._max_rows):
             end = min(start + self._max_rows, len(sequences))
             unique, inverse = np.unique(rows[start:end], return_inverse=True)
-            chunk = logits(hidden[torch.from_numpy(unique)])
+            runs = runs_of((names[row], 1) for row in unique)
+            chunk = logits(hidden[torch.from_numpy(unique)], runs)
             if len(unique) < end - start:
                 chunk = chunk[torch.from_numpy(inverse)]
             temperature, top_p, min_p = (torch.from_numpy(values[start:end]) for values in self._floats)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from time import perf_counter
 
 import torch
@@ -40,7 +41,7 @@ class Stepper:
         self._prefill_chunk = prefill_chunk
         self._builder = BatchBuilder(max_num_seqs=max_num_seqs, prefill_chunk=prefill_chunk)
         self._sampler = Sampler(max_num_seqs=max_num_seqs, vocab_size=runner.vocab_size)
-        self._namespace = ""
+        self._resident: Set[str] = set()
         self._start_empty()
 
     def _start_empty(self) -> None:
@@ -86,16 +87,16 @@ class Stepper:
 
     def _follow_adapter(self) -> list[Sequence]:
         """Drop cached prefixes of adapter versions that are gone, and the sequences that began under them."""
-        current = self._runner.namespace()
-        if current == self._namespace:
+        resident = self._runner.resident()
+        if resident == self._resident:
             return []
-        self._namespace = current
-        cancelled = [s for s in self.scheduler.sequences if s.prompt.namespace.name != current]
+        self._resident = resident
+        cancelled = [s for s in self.scheduler.sequences if s.prompt.namespace.name not in resident]
         for sequence in cancelled:
-            began = sequence.prompt.namespace.name
+            began, current = sequence.prompt.namespace.name, self._runner.namespace()
             self.cancel(sequence, f"the adapter changed from {began} to {current} while the sequence ran")
         for name in self.blocks.namespaces():
-            if name not in (current, "base") and current != "base":
+            if name not in resident:
                 self.blocks.retire(name)
         return cancelled
 
@@ -107,9 +108,7 @@ class Stepper:
         self.tiers.commit(self.scheduler.take_filled())
         sequences, rows, states = self._ready(step, hidden)
         draw_began = perf_counter()
-        drawn = (
-            self._sampler.draw(sequences, rows, states, self._runner.logits) if sequences else ([], [], [])
-        )
+        drawn = self._draw(sequences, rows, states) if sequences else ([], [], [])
         draw_seconds = perf_counter() - draw_began
         for sequence, token_id, logprob, raw_logprob in zip(sequences, *drawn, strict=True):
             self._append(sequence, token_id, logprob, raw_logprob)
@@ -119,14 +118,23 @@ class Stepper:
         self.stats.schedule_seconds += perf_counter() - began - forward_seconds - draw_seconds
         return sequences
 
+    def _draw(
+        self, sequences: list[Sequence], rows: list[int], states: torch.Tensor
+    ) -> tuple[list[int], list[float], list[float]]:
+        names = [""] * len(states)
+        for sequence, row in zip(sequences, rows, strict=True):
+            names[row] = sequence.prompt.namespace.name
+        return self._sampler.draw(sequences, rows, states, names, self._runner.logits)
+
     def _forward(self, step: Step) -> tuple[torch.Tensor, float]:
         """Final hidden states [T, H] of a step's tokens and the seconds it took; no tokens, no pass."""
         num_prefill, num_decode = step.num_prefill_tokens, len(step.decodes)
         if not num_prefill + num_decode:
             return torch.empty(0), 0.0
+        runs = step.group()
         batch = self._builder.build(step, self._slots.tables)
         began = perf_counter()
-        hidden = self._runner.forward(*batch)
+        hidden = self._runner.forward(*batch, runs)
         seconds = perf_counter() - began
         self.stats.add_forward(seconds, prefill_tokens=num_prefill, decode_tokens=num_decode)
         return hidden, seconds

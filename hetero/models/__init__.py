@@ -21,6 +21,13 @@ from hetero.models.lora_config import LoraConfig
 from hetero.models.probe import scoring_batch
 from hetero.models.quantizer import HeteroQuantizer
 from hetero.models.quickstart import BUILTIN_MODELS, resolve_model
+from hetero.models.versions import (
+    adapter_at,
+    adapters_by_rows,
+    keep_versions,
+    resident_versions,
+    retain_version,
+)
 
 __all__ = [
     "BUILTIN_MODELS",
@@ -31,19 +38,24 @@ __all__ = [
     "KVSpec",
     "LmHead",
     "LoraConfig",
+    "adapter_at",
     "adapter_version",
+    "adapters_by_rows",
     "attach_lora",
     "base_hash",
     "bump_adapter_version",
     "detach_lora",
     "forward_hidden",
     "head",
+    "keep_versions",
     "kv_spec",
     "load_adapter",
     "load_model",
     "lora_disabled",
     "lora_parameters",
+    "resident_versions",
     "resolve_model",
+    "retain_version",
     "save_adapter",
     "scoring_batch",
     "set_checkpointing",

@@ -41,7 +41,7 @@ class HeteroExperts(nn.Module):
         self.layout = layout
         self.num_experts = layout.num_experts
         self.store: ExpertStore | None = None
-        self.lora: ops.ExpertLoraFactors | None = None
+        self.lora: ops.ExpertLoraFactors | ops.Runs[ops.ExpertLoraFactors] | None = None
         self._builder: StoreBuilder | None = StoreBuilder(layout, packing)
         for name, shape in shapes.items():
             self.register_parameter(

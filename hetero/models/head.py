@@ -36,7 +36,7 @@ class LmHead:
     bias: Tensor | None = None
     logit_scale: float = 1.0
     softcap: float | None = None
-    lora: ops.LoraFactors | None = None
+    lora: ops.LoraFactors | ops.Runs[ops.LoraFactors] | None = None
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [B, H] -> fp32 [B, V]; without gradient where the weight is packed."""
@@ -50,6 +50,8 @@ class LmHead:
     def logprobs(self, hidden: Tensor, targets: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
         """hidden [T, H], targets [T] int64 -> (log-probabilities [T] fp32, differentiable; entropy [T] fp32,
         no grad)."""
+        if isinstance(self.lora, ops.Runs):
+            raise ModelError("log-probabilities are computed under one adapter version at a time")
         if isinstance(self.weight, PackedWeight):
             return ops.token_logprobs(
                 hidden,

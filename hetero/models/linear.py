@@ -33,7 +33,7 @@ class HeteroLinear(nn.Module):
         self.out_features = out_features
         self.packed: PackedWeight | None = None
         self.packing = packing
-        self.lora: ops.LoraFactors | None = None
+        self.lora: ops.LoraFactors | ops.Runs[ops.LoraFactors] | None = None
         weight = torch.empty(out_features, in_features, dtype=dtype, device="meta")
         self.register_parameter("weight", nn.Parameter(weight, requires_grad=False))
         self.register_parameter("bias", None)

@@ -9,16 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from hetero.errors import ModelError
 from hetero.kernels import ops
+from hetero.models.adapter_state import Adaptable, Adapter, Factors, adapter_of, computing_with
 from hetero.models.experts import HeteroExperts
-from hetero.models.linear import HeteroLinear
 from hetero.models.lora_config import GROUPS, LoraConfig
 from hetero.models.lora_linear import LoraLinear
 from hetero.models.lora_targets import find_sites, linear_shape
@@ -35,18 +33,7 @@ __all__ = [
     "lora_parameters",
 ]
 
-Adaptable = HeteroLinear | LoraLinear | HeteroExperts
-Factors: TypeAlias = "ops.LoraFactors | ops.ExpertLoraFactors"
 _PARTS = ("a", "b", "gate_a", "gate_b", "up_a", "up_b", "down_a", "down_b")
-
-
-@dataclass
-class _Adapter:
-    """What is attached to a model."""
-
-    version: int = 0
-    modules: dict[str, Adaptable] = field(default_factory=dict)
-    factors: dict[str, Factors] = field(default_factory=dict)
 
 
 def attach_lora(model: nn.Module, config: LoraConfig, seed: int = 0) -> None:
@@ -76,7 +63,7 @@ def install_factors(model: nn.Module, name: str, factors: dict[str, Tensor], sca
 
     Raises: ModelError when the module has factors already.
     """
-    adapter = _adapter(model)
+    adapter = adapter_of(model)
     if name in adapter.modules:
         raise ModelError(
             f"{name} carries LoRA already; call detach_lora(model) before attaching another adapter"
@@ -95,6 +82,7 @@ def install_factors(model: nn.Module, name: str, factors: dict[str, Tensor], sca
     else:
         module.lora = adapter.factors[name] = ops.LoraFactors(masters["a"], masters["b"], scale)
     adapter.modules[name] = module
+    adapter.masters += masters.values()
 
 
 def _adaptable(model: nn.Module, name: str) -> Adaptable:
@@ -112,23 +100,24 @@ def _adaptable(model: nn.Module, name: str) -> Adaptable:
 
 def detach_lora(model: nn.Module) -> None:
     """Remove every factor. The model computes the base model again, and may take another adapter."""
-    for module in _adapter(model).modules.values():
+    adapter = adapter_of(model)
+    for module in adapter.modules.values():
         module.lora = None
         for part in [part for part in module._parameters if part.startswith("lora_")]:
             del module._parameters[part]
-    model.__dict__["_hetero_adapter"] = _Adapter(version=_adapter(model).version + 1)
+    model.__dict__["_hetero_adapter"] = Adapter(version=adapter.version + 1, window=adapter.window)
 
 
 def lora_factors(model: nn.Module) -> dict[str, Factors]:
     """Name of a module -> the factors that it carries, in the order of the model."""
-    return dict(_adapter(model).factors)
+    return dict(adapter_of(model).factors)
 
 
 def lora_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Name -> fp32 master factor, in the order of the model. Update them in place, never through `.data`."""
     return {
         f"{name}.{part}": parameter
-        for name, module in _adapter(model).modules.items()
+        for name, module in adapter_of(model).modules.items()
         for part, parameter in module.named_parameters(recurse=False)
         if part.startswith("lora_")
     }
@@ -136,38 +125,27 @@ def lora_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def lora_active(model: nn.Module) -> bool:
     """Whether the model computes with its adapter: it has one, and not `lora_disabled`."""
-    return any(module.lora is not None for module in _adapter(model).modules.values())
+    return any(module.lora is not None for module in adapter_of(model).modules.values())
 
 
 @contextmanager
 def lora_disabled(model: nn.Module) -> Iterator[None]:
     """Within this context the model is the base model, bit for bit."""
-    modules = list(_adapter(model).modules.values())
-    kept = [module.lora for module in modules]
-    for module in modules:
-        module.lora = None
-    try:
+    with computing_with(model, {}):
         yield
-    finally:
-        for module, lora in zip(modules, kept, strict=True):
-            module.lora = lora
 
 
 def adapter_version(model: nn.Module) -> int:
     """How often the adapter has changed since the model was loaded."""
-    return _adapter(model).version
+    return adapter_of(model).version
 
 
 def bump_adapter_version(model: nn.Module, to: int | None = None) -> int:
     """Say that the factors have changed; returns the new version: the next, or `to` when a run resumes."""
-    adapter = _adapter(model)
+    adapter = adapter_of(model)
     adapter.version = adapter.version + 1 if to is None else to
+    adapter.trim()
     return adapter.version
-
-
-def _adapter(model: nn.Module) -> _Adapter:
-    adapter: _Adapter = model.__dict__.setdefault("_hetero_adapter", _Adapter())
-    return adapter
 
 
 def _expert_shapes(

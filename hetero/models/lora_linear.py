@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hetero.kernels.cpu.runs import Runs
+
 if TYPE_CHECKING:
     from hetero.kernels.ops import LoraFactors
 
@@ -26,7 +28,7 @@ class LoraLinear(nn.Linear):
             super().__init__(linear.in_features, linear.out_features, bias=linear.bias is not None)
         self.weight = linear.weight
         self.bias = linear.bias
-        self.lora: LoraFactors | None = None
+        self.lora: LoraFactors | Runs[LoraFactors] | None = None
         self.train(linear.training)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -34,9 +36,21 @@ class LoraLinear(nn.Linear):
         return lora_linear(x, self.weight, self.bias, self.lora)
 
 
-def lora_linear(x: Tensor, weight: Tensor, bias: Tensor | None, lora: LoraFactors | None) -> Tensor:
+def lora_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, lora: LoraFactors | Runs[LoraFactors] | None
+) -> Tensor:
     """x [..., K], weight [N, K], bias [N] -> [..., N] in the dtype of x, on any device."""
     y = functional.linear(x, weight, bias)
+    if isinstance(lora, Runs):
+        rows, out = x.reshape(-1, x.shape[-1]), y.view(-1, y.shape[-1])
+        lora.check(len(rows))
+        for part, first, end in zip(lora.parts, (0, *lora.ends), lora.ends, strict=False):
+            out[first:end] = _add_lora(out[first:end], rows[first:end], part)
+        return y
+    return _add_lora(y, x, lora)
+
+
+def _add_lora(y: Tensor, x: Tensor, lora: LoraFactors | None) -> Tensor:
     if lora is None:
         return y
     inner = functional.linear(x, lora.a.to(x.dtype))

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from hetero.engine import SamplingParams
+from hetero.errors import ModelError
 from hetero.kernels import ops
 from hetero.kernels.batch import KV_BLOCK, AttentionBatch
 
@@ -68,13 +69,22 @@ class MockRunner:
         self.flat = flat
         self.weights = "mock"
         self.version = 0
+        self.kept: list[int] = []  # versions in memory besides the current one
+        self.runs: list[list[tuple[str, int]]] = []  # of each forward
         self.base = False
         self.num_tokens: list[int] = []  # of each forward
         self.num_segments: list[int] = []
         self.fail_at = -1  # forward that raises
 
-    def namespace(self) -> str:
-        return "base" if self.base else f"policy:{self.version}"
+    def namespace(self, version: int | None = None) -> str:
+        if version is None:
+            return "base" if self.base else f"policy:{self.version}"
+        if f"policy:{version}" not in self.resident():
+            raise ModelError(f"version {version} is not in memory")
+        return f"policy:{version}"
+
+    def resident(self) -> set[str]:
+        return {"base", *(f"policy:{version}" for version in (*self.kept, self.version))}
 
     def fingerprint(self) -> dict[str, str]:
         return {"weights": self.weights, "adapter": "" if self.base else str(self.version)}
@@ -83,11 +93,19 @@ class MockRunner:
         return self.version
 
     def forward(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionBatch
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: AttentionBatch,
+        runs: list[tuple[str, int]],
     ) -> torch.Tensor:
         if len(self.num_tokens) == self.fail_at:
             raise RuntimeError("the machine is on fire")
         self.num_tokens.append(len(token_ids))
+        self.runs.append(runs)
+        names = [name for name, rows in runs for _ in range(rows)]
+        assert len(names) == len(token_ids)
+        assert {*names} <= self.resident()
         self.num_segments.append(attention.num_segments)
         tokens, places = token_ids.numpy(), positions.numpy()
         slots, tables = attention.slots.numpy(), attention.block_tables.numpy()
@@ -106,7 +124,9 @@ class MockRunner:
                 where = (table[:, None] * KV_BLOCK + np.arange(KV_BLOCK)).reshape(-1)[:num_visible]
                 assert slots[rows].tolist() == where[places[rows]].tolist()
                 if layer == 0:
-                    flat[1, slots[rows]] = self.context(flat[0, where])[places[rows]]
+                    assert len({*names[rows]}) == 1
+                    context = self.context(flat[0, where], names[rows.start])
+                    flat[1, slots[rows]] = context[places[rows]]
                 else:
                     hidden[rows] = self.final(flat[0, where], flat[1, where])[places[rows]]
         return torch.from_numpy(hidden.view(np.int64))
@@ -117,14 +137,16 @@ class MockRunner:
             1 << 62
         ) | bad
 
-    def context(self, first: np.ndarray) -> np.ndarray:
-        return _mix(np.cumsum(first, dtype=np.uint64) + np.uint64(0 if self.base else 1 + self.version))
+    def context(self, first: np.ndarray, name: str) -> np.ndarray:
+        salt = 0 if name == "base" else 1 + int(name.removeprefix("policy:"))
+        return _mix(np.cumsum(first, dtype=np.uint64) + np.uint64(salt))
 
     def final(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
         state = _mix(np.cumsum(second * _SECOND[: len(second)], dtype=np.uint64))
         return np.stack([state, np.cumsum(first >> np.uint64(62), dtype=np.uint64)], axis=-1)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, runs: list[tuple[str, int]] = ()) -> torch.Tensor:
+        assert sum(rows for _, rows in runs) == len(hidden) or not runs
         rows = hidden.numpy().view(np.uint64)
         noise = _mix(rows[:, :1] + _SECOND[None, : self.vocab_size])
         logits = (noise >> np.uint64(40)).astype(np.float32) * np.float32(4.0 / (1 << 24))
@@ -132,13 +154,19 @@ class MockRunner:
         return torch.from_numpy(np.zeros_like(logits) if self.flat else logits)
 
     def expect(
-        self, prompt: list[int], params: SamplingParams, stream: tuple[int, int], seed: int = 0
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        stream: tuple[int, int],
+        seed: int = 0,
+        version: int | None = None,
     ) -> tuple[list[int], list[float]]:
         """What must be drawn: the whole context computed anew for every token, no pages, no batch."""
+        name = self.namespace(version)
         tokens, logprobs = list(prompt), []
         while len(tokens) < min(len(prompt) + params.max_tokens, self.context_length):
             first = self.contribution(np.array(tokens), np.arange(len(tokens)))
-            hidden = self.final(first, self.context(first))[-1:]
+            hidden = self.final(first, self.context(first, name))[-1:]
             key = (params.seed if params.seed is not None else seed, *stream, len(tokens))
             ids, logp, _ = ops.sample(
                 self.logits(torch.from_numpy(hidden.view(np.int64))),
