@@ -1,26 +1,32 @@
 """THE file to read first: a recipe becomes rollouts, rewards and updates, top to bottom.
 
 One model is in memory. The engine samples from it, the trainer changes its adapter in place, and the next
-token is sampled under the new version: nothing is copied, merged or sent.
+prompts are sampled under the new version: nothing is copied, merged or sent. With `rl.max_staleness` = n the
+answers of a step are begun n updates ahead and finished under the version that they began with, beside those
+of the steps around it; what is sampled does not depend on how far each had come when an update was made.
 """
 
 from __future__ import annotations
 
 import logging
+import time
+from functools import partial
 from pathlib import Path
 
 from hetero.errors import CapacityError, DataError, RewardError
 from hetero.models.adapter import save_adapter
+from hetero.models.lora import adapter_version
 from hetero.recipe.recipe import Recipe
 from hetero.rl.advantages import assign_advantages
 from hetero.rl.algorithms import ALGORITHMS
 from hetero.rl.batch import train_samples
 from hetero.rl.metrics import completion_rows
-from hetero.rl.rollout import Rollout, rollout
+from hetero.rl.rolling import Rolling
+from hetero.rl.rollout import Rollout
 from hetero.run.clock import Clock
 from hetero.run.evaluation import evaluate
 from hetero.run.metrics import step_record
-from hetero.run.parts import Parts, prepared
+from hetero.run.parts import Cursor, Parts, prepared
 from hetero.run.stopping import StopRequested
 from hetero.run.watch import Unwatched, Watch
 
@@ -59,24 +65,26 @@ def restore(parts: Parts) -> int:
     step = parts.folder.saved
     if step:
         parts.trainer.load(parts.folder.trainer(step))
-        parts.order.load_state_dict(parts.folder.state(step)["order"])
-        parts.cursor = parts.order.state_dict()
+        parts.cursor = Cursor.load(parts.folder.state(step))
+        parts.order.load_state_dict(parts.cursor.order)
+        parts.versions.extend(parts.cursor.versions)
     return step
 
 
 def advance(parts: Parts, step: int) -> int:
     """One step: draw tasks, sample answers to each, score them, learn from the comparison, write it down."""
     clock, before = Clock(), parts.engine.stats.copy()
-    parts.engine.reset_cache()  # so that a step does not depend on what ran before it in this process
-    rolled = roll_out(parts, step)
+    if not parts.begun:
+        parts.engine.reset_cache()  # so that a step does not depend on what ran before it in this process
+    rolled, cursor = roll_out(parts, step)
     clock.add("rollout", rolled.seconds_generate)
     clock.add("reward", rolled.seconds_reward)
     parts.stop.check()
     with clock.part("train"):
         trained = update(parts, step, rolled)
     data = {
-        "data/epoch": parts.order.epoch,
-        "data/prompts_seen": parts.order.serial,
+        "data/epoch": cursor.order["serial"] / parts.order.num_rows,
+        "data/prompts_seen": cursor.order["serial"],
         "data/prompts_too_long": parts.tasks.num_too_long,
     }
     seconds = {"time/save": parts.seconds_saving, **clock.metrics()}
@@ -84,35 +92,67 @@ def advance(parts: Parts, step: int) -> int:
     rows = list(completion_rows(step, rolled.groups))
     parts.folder.completions.write(rows[: parts.recipe.log.completions])
     parts.folder.metrics.write([record])
-    parts.cursor = parts.order.state_dict()
+    parts.cursor = cursor
     parts.watch.stepped(record, rows)
     if step % parts.recipe.train.save_every == 0:
         save(parts, step)
     return step
 
 
-def roll_out(parts: Parts, step: int) -> Rollout:
-    """Groups of scored answers to the next tasks."""
-    rl = parts.recipe.rl
+def roll_out(parts: Parts, step: int) -> tuple[Rollout, Cursor]:
+    """Groups of scored answers to the tasks of `step`, and where the run goes on after it.
+
+    The engine has the answers of the next `rl.max_staleness` steps beside them: it fills places that get
+    free, and goes on with them while the last rewards are computed.
+    """
     parts.watch.phase(step, "rollout")
-    draws = parts.order.take(rl.prompts_per_step)
+    started = time.perf_counter()
+    begin_ahead(parts, step)
+    rolling, order = parts.begun.popleft()
+    parts.versions.popleft()
 
     def progress(done: int, total: int) -> None:
         parts.watch.progress(done, total)
         if done == total:
             parts.watch.phase(step, "reward")
 
-    return rollout(
-        parts.generate,
-        [parts.tasks.train[draw.row] for draw in draws],
-        parts.make_environment,
-        group_size=rl.group_size,
-        sampling=parts.train_sampling,
-        pool=parts.pool,
-        serials=[draw.serial for draw in draws],
-        step=step,
-        on_progress=progress,
-    )
+    rolling.report(progress)
+    while rolling.pump():
+        carry_on(parts)
+    generated = time.perf_counter()
+    groups = rolling.collect(while_waiting=lambda: carry_on(parts))
+    rolled = Rollout(groups, generated - started, time.perf_counter() - generated)
+    return rolled, Cursor(order, list(parts.versions))
+
+
+def begin_ahead(parts: Parts, step: int) -> None:
+    """Begin what is not yet begun of `step` and of the next `rl.max_staleness` steps, under the adapter of
+    now: the one that is current so many updates before theirs."""
+    rl = parts.recipe.rl
+    while len(parts.versions) <= rl.max_staleness:
+        parts.versions.append(adapter_version(parts.loaded.model))
+    last = min(step + rl.max_staleness, parts.recipe.train.steps)
+    for number in range(step + len(parts.begun), last + 1):
+        draws = parts.order.take(rl.prompts_per_step)
+        rolling = Rolling(
+            partial(parts.engine.begin, version=parts.versions[number - step]),
+            [parts.tasks.train[draw.row] for draw in draws],
+            parts.make_environment,
+            group_size=rl.group_size,
+            sampling=parts.train_sampling,
+            pool=parts.pool,
+            serials=[draw.serial for draw in draws],
+            step=number,
+        )
+        parts.begun.append((rolling, parts.order.state_dict()))
+
+
+def carry_on(parts: Parts) -> bool:
+    """One token for every sequence in the engine; False when there is none."""
+    for rolling, _ in parts.begun:
+        rolling.pump()
+    parts.stop.check()
+    return parts.engine.step()
 
 
 def update(parts: Parts, step: int, rolled: Rollout) -> dict[str, float]:
@@ -158,7 +198,7 @@ def save(parts: Parts, step: int) -> None:
     parts.watch.phase(step, "save")
     clock = Clock()
     train = parts.recipe.train
-    parts.folder.save(step, parts.trainer.save, {"order": parts.cursor}, keep=train.keep_checkpoints)
+    parts.folder.save(step, parts.trainer.save, parts.cursor.state(), keep=train.keep_checkpoints)
     parts.seconds_saving = clock.metrics()["time/step"]
 
 

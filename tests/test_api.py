@@ -40,7 +40,7 @@ engine.max_num_seqs engine.kv_memory engine.kv_ram engine.kv_disk engine.kv_disk
 data.train data.eval data.held_out data.options data.limit data.prompt data.rename data.system data.plain
 data.template data.chat
 rl.rewards rl.algorithm rl.group_size rl.prompts_per_step rl.max_tokens rl.temperature rl.stop rl.clip_low
-rl.clip_high rl.kl_coef rl.train_truncated rl.reward_timeout rl.reward_workers rl.max_failed
+rl.clip_high rl.kl_coef rl.max_staleness rl.train_truncated rl.reward_timeout rl.reward_workers rl.max_failed
 train.steps train.lr train.betas train.eps train.weight_decay train.max_grad_norm train.schedule
 train.warmup_steps train.micro_batch_tokens train.checkpointing train.seed train.save_every
 train.keep_checkpoints

@@ -35,10 +35,13 @@ class Algorithm:
         clip_low: float | None = None,
         clip_high: float | None = None,
         kl_coef: float | None = None,
+        off_policy: bool = False,
     ) -> LossConfig:
-        """The trainer's loss. `max_tokens`, the longest completion, is what dr_grpo divides by."""
+        """The trainer's loss. `max_tokens`, the longest completion, is what dr_grpo divides by. `off_policy`:
+        samples may come from an older policy, and REINFORCE, which is right for its own samples only, then
+        weighs them by the probability ratio; where that is 1 the gradient is the same."""
         return LossConfig(
-            kind=self.loss,
+            kind="importance_sampling" if off_policy and self.loss == "reinforce" else self.loss,
             clip_low=self.clip_low if clip_low is None else clip_low,
             clip_high=self.clip_high if clip_high is None else clip_high,
             kl_coef=self.kl_coef if kl_coef is None else kl_coef,

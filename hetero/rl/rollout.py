@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from hetero.rl.environment import Completion, Environment, EnvironmentFactory, Slot, Step
+from hetero.rl.environment import Completion, EnvironmentFactory
 from hetero.rl.rewards.pool import RewardPool
+from hetero.rl.rolling import Rolling
 from hetero.rl.task import Task
-from hetero.rl.trajectory import Group, Trajectory
+from hetero.rl.trajectory import Group
 
 
 class GenerateFn(Protocol):
@@ -58,132 +59,35 @@ def rollout(
     step: int = 0,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Rollout:
-    """`group_size` trajectories of each task.
-
-    What is sampled depends on the policy, the task, `sampling` and (serial, sample) only, not on the order
-    in which things finish.
-
-    Args:
-        generate: the engine's.
-        make_environment: makes a fresh environment for a slot.
-        sampling: what `generate` takes as its parameters, the same for all.
-        pool: where environments have their rewards computed, if they do.
-        serials: number of each task's draw in the run; (0, 1, ...) by default. No two draws of a run may
-            share one.
-        step: optimiser step, for reward functions that ask.
-        on_progress: called with (trajectories done, all) as they end.
+    """`group_size` trajectories of each task, all at once; see `Rolling` for the arguments.
 
     Raises RewardError when too many rewards failed. A trajectory that the engine aborted is masked, with
     `error` set.
     """
-    numbers = range(len(tasks)) if serials is None else serials
-    attempts = [
-        _Attempt(task, make_environment(slot), slot)
-        for task, serial in zip(tasks, numbers, strict=True)
-        for slot in (Slot(step, serial, sample, group_size) for sample in range(group_size))
-    ]
-    begin = time.perf_counter()
-    speaking = attempts
-    num_done = 0
 
-    def finished() -> None:
-        nonlocal num_done
-        num_done += 1
-        if on_progress is not None:
-            on_progress(num_done, len(attempts))
+    def begin(
+        prompts: Sequence[Sequence[int]],
+        params: Any,
+        *,
+        streams: Sequence[tuple[int, int]],
+        on_finish: Callable[[int, Any], None],
+    ) -> None:
+        for index, completion in enumerate(generate(prompts, params, streams=streams, on_finish=on_finish)):
+            on_finish(index, completion)  # of a `generate` that has not called it
 
-    while speaking:
-        _turn(generate, speaking, sampling, finished)
-        speaking = [attempt for attempt in speaking if not attempt.done]
+    started = time.perf_counter()
+    rolling = Rolling(
+        begin,
+        tasks,
+        make_environment,
+        group_size=group_size,
+        sampling=sampling,
+        pool=pool,
+        serials=serials,
+        step=step,
+        on_progress=on_progress,
+    )
+    while rolling.pump():
+        pass
     generated = time.perf_counter()
-    _collect(attempts, pool)
-    groups = [
-        Group(
-            task, serial, [attempt.trajectory for attempt in attempts[i * group_size : (i + 1) * group_size]]
-        )
-        for i, (task, serial) in enumerate(zip(tasks, numbers, strict=True))
-    ]
-    return Rollout(groups, generated - begin, time.perf_counter() - generated)
-
-
-class _Attempt:
-    """A trajectory in the making."""
-
-    def __init__(self, task: Task, environment: Environment, slot: Slot) -> None:
-        self.environment = environment
-        self.slot = slot
-        self.trajectory = Trajectory(environment.start(task))
-        self.done = False
-        self.last: Step | None = None
-
-    @property
-    def stream(self) -> tuple[int, int]:
-        """Of the coming turn: no two turns of a run share a random stream."""
-        return self.slot.serial, self.slot.sample + self.trajectory.num_turns * self.slot.group_size
-
-    def take(self, completion: Completion) -> None:
-        """Enter what the model said and what the environment makes of it."""
-        trajectory = self.trajectory
-        trajectory.num_turns += 1
-        trajectory.finish_reason = completion.finish_reason
-        trajectory.adapter_version = completion.adapter_version
-        self._append(completion.token_ids, completion.logprobs, sampled=True)
-        if completion.finish_reason == "abort":
-            self.done, trajectory.error = True, f"the engine aborted it: {completion.message}"
-            return
-        self.last = self.environment.step(completion)
-        trajectory.text += self.last.text
-        self.done = self.last.done
-        if not self.done:
-            self._append(self.last.token_ids, [0.0] * len(self.last.token_ids), sampled=False)
-
-    def _append(self, token_ids: Sequence[int], logprobs: Sequence[float], *, sampled: bool) -> None:
-        self.trajectory.completion_ids.extend(token_ids)
-        self.trajectory.logprobs.extend(logprobs)
-        self.trajectory.mask.extend([sampled] * len(token_ids))
-
-
-def _turn(
-    generate: GenerateFn,
-    speaking: Sequence[_Attempt],
-    sampling: Any,
-    finished: Callable[[], None],
-) -> None:
-    """Let each of `speaking` say one thing."""
-    waiting = dict(enumerate(speaking))
-
-    def finish(index: int, completion: Completion) -> None:
-        attempt = waiting.pop(index, None)
-        if attempt is not None:
-            attempt.take(completion)
-            if attempt.done:
-                finished()
-
-    prompts = [[*a.trajectory.prompt_ids, *a.trajectory.completion_ids] for a in speaking]
-    completions = generate(prompts, sampling, streams=[a.stream for a in speaking], on_finish=finish)
-    for index, completion in enumerate(completions):
-        finish(index, completion)
-
-
-def _collect(attempts: Sequence[_Attempt], pool: RewardPool | None) -> None:
-    """Give every trajectory its reward; waits for those that are still being computed."""
-    scored = [
-        (attempt, attempt.last.ticket)
-        for attempt in attempts
-        if attempt.last and attempt.last.ticket is not None
-    ]
-    for attempt in attempts:
-        if attempt.last is not None:
-            attempt.trajectory.reward = attempt.last.reward
-    if not scored:
-        return
-    if pool is None:
-        raise ValueError("the environment has rewards computed by a pool, so rollout() needs that pool")
-    for (attempt, _), score in zip(scored, pool.gather([ticket for _, ticket in scored]), strict=True):
-        trajectory = attempt.trajectory
-        trajectory.score, trajectory.reward = score, score.total
-        if score.failures:
-            first = score.failures[0]
-            trajectory.error = f"the reward {first.reward} failed ({first.kind}): {first.message}"
-        elif score.total is None:
-            trajectory.error = "no reward function applies"
+    return Rollout(rolling.collect(), generated - started, time.perf_counter() - generated)

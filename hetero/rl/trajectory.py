@@ -20,7 +20,7 @@ class Trajectory:
         mask: [n] True where the model sampled the token.
         text: what the model said.
         finish_reason: of its last turn: "stop", "length" or "abort".
-        adapter_version: of the adapter that sampled it.
+        adapter_version: of the adapter that sampled it, in every turn.
         num_turns: how often the model spoke.
         score: what the reward functions said.
         reward: the weighted sum; None masks the trajectory: it is neither trained on nor part of a baseline.

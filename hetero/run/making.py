@@ -52,7 +52,11 @@ def make_trainer(recipe: Recipe, model: PreTrainedModel) -> Trainer:
     """The trainer on the same model."""
     rl, train = recipe.rl, recipe.train
     loss = ALGORITHMS[rl.algorithm].loss_config(
-        max_tokens=rl.max_tokens, clip_low=rl.clip_low, clip_high=rl.clip_high, kl_coef=rl.kl_coef
+        max_tokens=rl.max_tokens,
+        clip_low=rl.clip_low,
+        clip_high=rl.clip_high,
+        kl_coef=rl.kl_coef,
+        off_policy=rl.max_staleness > 0,
     )
     return Trainer(
         model,

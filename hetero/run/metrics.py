@@ -12,6 +12,8 @@ from hetero.rl.rollout import Rollout
 
 WALL_TIME = ("time/", "perf/", "kv/disk_", "kv/ram_")
 """Metrics that a repeated step need not repeat: they depend on the clock, or on what earlier runs left."""
+SCHEDULE = ("kv/",)
+"""Metrics that depend on how far the coming steps' answers are; with `rl.max_staleness` 0 there are none."""
 KV_COUNTS = (
     "stale_refused",
     "ram_stored",
@@ -47,7 +49,7 @@ def step_record(
     """
     prompt_tokens = engine.prefill_tokens + engine.cached_tokens
     perf = {
-        "perf/rollout_tok_s": _rate(rolled.num_tokens, rolled.seconds_generate),
+        "perf/rollout_tok_s": _rate(engine.sampled_tokens, engine.seconds),
         "perf/prefill_tok_s": _rate(engine.prefill_tokens, engine.prefill_seconds),
         "perf/decode_tok_s": _rate(engine.decode_tokens, engine.decode_seconds + engine.sample_seconds),
         "perf/train_tok_s": _rate(trained.get("train/tokens", 0.0), seconds["time/train"]),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ from typing import Any
 from hetero.data.order import EpochOrder
 from hetero.engine.engine import Engine
 from hetero.engine.params import SamplingParams
+from hetero.models.versions import keep_versions
 from hetero.recipe.recipe import Recipe
 from hetero.rl.environment import EnvironmentFactory, SingleTurn
 from hetero.rl.rewards.pool import RewardPool
+from hetero.rl.rolling import Rolling
 from hetero.rl.rollout import GenerateFn
 from hetero.run.directory import RunDirectory
 from hetero.run.making import eval_sampling, make_engine, make_pool, make_trainer, stoppable, train_sampling
@@ -26,12 +29,37 @@ from hetero.train.random_state import seed_random_state
 from hetero.train.trainer import Trainer
 
 
+@dataclass(frozen=True)
+class Cursor:
+    """Where a run goes on after a step.
+
+    Attributes:
+        order: state of the order of the tasks after that step's draws.
+        versions: of the adapter, under which the next `rl.max_staleness` steps are sampled.
+    """
+
+    order: dict[str, Any]
+    versions: list[int]
+
+    def state(self) -> dict[str, Any]:
+        """As a checkpoint keeps it."""
+        return asdict(self)
+
+    @classmethod
+    def load(cls, state: dict[str, Any]) -> Cursor:
+        """What `state` gave; checkpoints of before there were versions have none."""
+        return cls(state["order"], state.get("versions", []))
+
+
 @dataclass
 class Parts:
     """The parts of a run.
 
     Attributes:
-        cursor: where the order of the tasks stood after the last finished step.
+        cursor: after the last finished step.
+        versions: of the adapter, under which the coming steps are sampled, so far as that is decided.
+        begun: the coming steps whose sampling has begun, in order, each with the state of the order of the
+            tasks after its draws.
         seconds_saving: what the last checkpoint took.
     """
 
@@ -49,7 +77,9 @@ class Parts:
     make_environment: EnvironmentFactory
     train_sampling: SamplingParams
     eval_sampling: SamplingParams
-    cursor: dict[str, Any]
+    cursor: Cursor
+    versions: deque[int] = field(default_factory=deque)
+    begun: deque[tuple[Rolling, dict[str, Any]]] = field(default_factory=deque)
     seconds_saving: float = 0.0
 
 
@@ -74,6 +104,7 @@ def prepared(recipe: Recipe, out: Path, *, resume: bool, watch: Watch) -> Iterat
             opened(recipe.model, chat=recipe.data.chat, template=recipe.data.template)
         )
         prepare_adapter(loaded.model, recipe.lora, recipe.train.seed)
+        keep_versions(loaded.model, recipe.rl.max_staleness + 1)
         engine = stack.enter_context(make_engine(recipe, loaded))
         trainer = make_trainer(recipe, loaded.model)
         max_tokens = recipe.rl.max_tokens
@@ -95,5 +126,5 @@ def prepared(recipe: Recipe, out: Path, *, resume: bool, watch: Watch) -> Iterat
             make_environment=partial(SingleTurn, loaded.renderer, pool),
             train_sampling=train_sampling(recipe, loaded),
             eval_sampling=eval_sampling(recipe, loaded),
-            cursor=order.state_dict(),
+            cursor=Cursor(order.state_dict(), []),
         )

@@ -66,13 +66,48 @@ def loss_metrics(log: TokenLog, denominator: float) -> dict[str, float]:
     return metrics
 
 
-def mismatch_of(log: TokenLog) -> dict[str, float]:
-    """`mismatch_metrics` over the tokens marked "compared": sampled under the adapter now trained."""
-    if "compared" not in log:
+def mismatch_of(*logs: TokenLog) -> dict[str, float]:
+    """`mismatch_metrics` over the tokens marked "compared": computed under the version that sampled them.
+
+    Each log numbers its own samples.
+    """
+    parts = []
+    for log in logs:
+        if "compared" in log:
+            compared = log.column("compared").astype(bool)
+            parts.append([log.column(name)[compared] for name in ("old_logprobs", "logprobs", "samples")])
+    if not parts:
         return {}
-    compared = log.column("compared").astype(bool)
-    columns = (log.column(name)[compared] for name in ("old_logprobs", "logprobs", "samples"))
-    return mismatch_metrics(*columns)
+    rollout, trained, samples = zip(*parts, strict=True)
+    starts = np.cumsum([0, *(int(own.max(initial=-1)) + 1 for own in samples)])
+    numbered = [own + start for own, start in zip(samples, starts, strict=False)]
+    return mismatch_metrics(np.concatenate(rollout), np.concatenate(trained), np.concatenate(numbered))
+
+
+def off_policy_of(log: TokenLog) -> dict[str, float]:
+    """How far the policy being trained is from the one that sampled, over the trained tokens whose recorded
+    log-probability is known.
+
+    With r = trained / recorded probability: off_policy/ratio_mean, ratio_min, ratio_max; ess = (sum r)^2 /
+    (N sum r^2), the share of the samples' worth that is left; kl_k3 = mean(r - 1 - log r). 1, 1, 1, 1 and 0
+    for samples of the same policy on exact kernels.
+    """
+    if "logprobs" not in log:
+        return {}
+    old, new = _fp64(log, "old_logprobs"), _fp64(log, "logprobs")
+    known = np.isfinite(old) & np.isfinite(new)
+    if not known.any():
+        return {}
+    delta = new[known] - old[known]
+    ratio = np.exp(delta.clip(-MAX_LOG_RATIO, MAX_LOG_RATIO))
+    values = {
+        "ratio_mean": ratio.mean(),
+        "ratio_min": ratio.min(),
+        "ratio_max": ratio.max(),
+        "ess": ratio.sum() ** 2 / (len(ratio) * np.square(ratio).sum()),
+        "kl_k3": _k3(delta).mean(),
+    }
+    return {f"off_policy/{name}": float(value) for name, value in values.items()}
 
 
 def mismatch_metrics(
@@ -86,8 +121,8 @@ def mismatch_metrics(
     policy: kl_k1 = -mean d and kl_k3 = mean(r - 1 - d) estimate KL(rollout || trained);
     token_mult_prob_error = mean e^|d|; ppl_ratio = e^(-mean d); chi2_token = mean r^2 - 1, chi2_seq the
     same for products over a sample; ess = (sum r)^2 / (N sum r^2); is_mean, is_max, is_min of r;
-    prob_pearson the correlation of the probabilities. Tokens whose recorded value is not finite are left
-    out and counted in nonfinite. Empty input: no metrics.
+    prob_pearson the correlation of the probabilities; tokens how many were compared. Tokens whose recorded
+    value is not finite are left out and counted in nonfinite. Empty input: no metrics.
     """
     known = np.isfinite(rollout) & np.isfinite(trained)
     nonfinite = float((~known).sum())
@@ -115,6 +150,7 @@ def mismatch_metrics(
         "prob_pearson": _pearson(np.exp(rollout.astype(np.float64)), np.exp(trained.astype(np.float64))),
         "bitwise_equal_frac": (_bits(rollout) == _bits(trained)).mean(),
         "nonfinite": nonfinite,
+        "tokens": len(delta),
     }
     return {f"mismatch/{name}": float(value) for name, value in values.items()}
 

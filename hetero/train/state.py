@@ -13,11 +13,14 @@ from transformers import PreTrainedModel
 
 from hetero.errors import CheckpointError
 from hetero.models.lora import adapter_version, bump_adapter_version
+from hetero.models.versions import kept_tensors, restore_versions
 from hetero.train.checkpoint import verify_checkpoint, write_checkpoint
 from hetero.train.optimizer import AdamW, copy_exactly
 from hetero.train.random_state import get_random_state, set_random_state
 
 MASTERS, MOMENTS, STATE = "masters.safetensors", "optimizer.safetensors", "trainer.json"
+VERSION = "version-"
+"""The file of a kept version is called so, with its number."""
 
 
 @dataclass
@@ -33,10 +36,13 @@ class TrainerState:
 
 
 def save_state(directory: str | Path, model: PreTrainedModel, optimizer: AdamW, state: TrainerState) -> Path:
-    """Masters and moments fp32, counters, adapter version and random streams, as one atomic checkpoint."""
+    """Masters and moments fp32, kept versions as they are computed with, counters, adapter version and random
+    streams, as one atomic checkpoint."""
 
     def write(target: Path) -> None:
         save_file({name: param.detach() for name, param in optimizer.params.items()}, target / MASTERS)
+        for number, tensors in kept_tensors(model).items():
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, target / _kept(number))
         save_file(optimizer.state_dict(), target / MOMENTS)
         values = {
             "counters": asdict(state),
@@ -49,6 +55,10 @@ def save_state(directory: str | Path, model: PreTrainedModel, optimizer: AdamW, 
     return write_checkpoint(directory, write)
 
 
+def _kept(number: int | str) -> str:
+    return f"{VERSION}{number}.safetensors"
+
+
 def load_state(directory: str | Path, model: PreTrainedModel, optimizer: AdamW) -> TrainerState:
     """Raises CheckpointError, before anything is changed, when the checkpoint is damaged or does not fit."""
     source = verify_checkpoint(directory)
@@ -56,6 +66,7 @@ def load_state(directory: str | Path, model: PreTrainedModel, optimizer: AdamW) 
         values: dict[str, Any] = json.loads((source / STATE).read_text())
         state = TrainerState(**values["counters"])
         masters, moments = load_file(source / MASTERS), load_file(source / MOMENTS)
+        kept = {int(path.stem.removeprefix(VERSION)): load_file(path) for path in source.glob(_kept("*"))}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{source} is not a checkpoint of this trainer: {error}") from error
     params = {name: param.detach() for name, param in optimizer.params.items()}
@@ -65,6 +76,7 @@ def load_state(directory: str | Path, model: PreTrainedModel, optimizer: AdamW) 
     copy_exactly(dict(optimizer.params), masters, "adapter")
     optimizer.load_state_dict(moments, values["updates"])
     _restore_version(model, values["adapter_version"], changed)
+    restore_versions(model, kept)
     set_random_state(values["random"])
     return state
 

@@ -14,11 +14,13 @@ from transformers import PreTrainedModel
 from hetero.errors import ArgumentError, ModelError, TrainingError
 from hetero.models.checkpointing import set_checkpointing
 from hetero.models.lora import adapter_version, bump_adapter_version, lora_parameters
+from hetero.models.versions import retain_version
 from hetero.train.batch import MicroBatch, TrainSample, pack
 from hetero.train.columns import SampleColumns, require_logprobs, version_lag
 from hetero.train.losses import Aggregate, LossConfig
-from hetero.train.metrics import TokenLog, loss_metrics, mismatch_of
+from hetero.train.metrics import TokenLog, loss_metrics, mismatch_of, off_policy_of
 from hetero.train.microstep import backward, measure, reference_logprobs
+from hetero.train.older import compare_older
 from hetero.train.optimizer import AdamW, gradient_norm
 from hetero.train.policy import token_logprobs
 from hetero.train.schedule import Schedule
@@ -137,8 +139,15 @@ class Trainer:
             "train/target_tokens": float(sum(len(batch.pairs) for batch in trained)),
             "train/micro_batches": float(len(trained)),
         }
-        metrics = loss_metrics(log, chosen.denominator) | mismatch_of(log) | version_lag(seen, version)
-        return metrics | chosen.counters | counters
+        older = compare_older(
+            self.model,
+            seen,
+            max_rows=self.micro_batch_tokens,
+            context=self.context,
+            temperature=self.temperature,
+        )
+        metrics = loss_metrics(log, chosen.denominator) | mismatch_of(log, *older)
+        return metrics | off_policy_of(log) | version_lag(seen, version) | chosen.counters | counters
 
     def _run(self, batch: MicroBatch, columns: SampleColumns, train: bool) -> dict[str, Tensor]:
         if train:
@@ -167,6 +176,7 @@ class Trainer:
         else:
             self.state.nonfinite_in_a_row = 0
             clip = min(1.0, self.max_grad_norm / (norm + 1e-6))
+            retain_version(self.model)
             self.optimizer.step(lr, clip / self._denominator)
             bump_adapter_version(self.model)
         self.zero_grad()
@@ -213,7 +223,8 @@ class Trainer:
         return scores
 
     def save(self, directory: str | Path) -> Path:
-        """Write all that resuming needs: masters, moments, counters, random streams; atomic, hashed."""
+        """Write all that resuming needs: masters, moments, counters, random streams, and the older versions
+        of the adapter that are kept; atomic, hashed."""
         if self._num_calls:
             raise TrainingError(
                 "save between forward_backward and optim_step would lose the gradient; step first"

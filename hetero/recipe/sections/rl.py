@@ -53,6 +53,10 @@ class RLSection(Section):
     """Upper clip of the probability ratio, 1 + clip_high; by default the preset's."""
     kl_coef: float | None = Field(default=None, ge=0)
     """Weight of the KL divergence from the base model (adapter off); by default the preset's."""
+    max_staleness: int = Field(default=0, ge=0)
+    """Updates between sampling and training. 0: every step samples with the newest adapter. n: answers are
+    begun n steps ahead, so that generation need not wait for stragglers and rewards; n older versions of the
+    adapter stay in memory, and the loss weighs by the probability ratio."""
     train_truncated: bool = True
     """Learn from completions that reached `max_tokens`. Without, they only enter their group's mean."""
     reward_timeout: float = Field(default=30.0, gt=0)

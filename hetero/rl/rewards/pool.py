@@ -152,16 +152,24 @@ class RewardPool:
         self._take(0.0)
         return ticket
 
-    def gather(self, tickets: Sequence[int]) -> list[Score]:
+    def gather(
+        self, tickets: Sequence[int], while_waiting: Callable[[], bool] = lambda: False
+    ) -> list[Score]:
         """The scores of `tickets`, in their order; waits for those that are not there yet.
+
+        Args:
+            while_waiting: called again and again until they are; what it returns says whether it did
+                something, and so need not be followed by a sleep.
 
         Raises RewardError when the functions failed on more than `max_failed` of them.
         """
-        for index, group in list(self._groups):
-            self._send(index, self._groups.pop((index, group)))  # groups of which some never came
+        wanted = set(tickets)
+        for key, samples in list(self._groups.items()):  # groups of which some never came
+            if any(ticket in wanted for ticket, _ in samples):
+                self._send(key[0], self._groups.pop(key))
         spoke = time.monotonic()
         while any(self._missing[ticket] for ticket in tickets):
-            if self._take(1.0):
+            if self._take(0.0 if while_waiting() else 1.0):
                 spoke = time.monotonic()
             elif time.monotonic() - spoke > _WATCH:
                 spoke = time.monotonic()
