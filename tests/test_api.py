@@ -9,15 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
 
 import hetero
 from hetero.cli.app import app
 from hetero.engine.stats import EngineStats
+from hetero.models.routing_site import RoutingSite
 from hetero.recipe.recipe import Recipe
 from hetero.recipe.suggest import all_paths
+from hetero.rl.metrics import rollout_metrics
 from hetero.rl.rollout import Rollout
 from hetero.run.metrics import step_record
+from hetero.train.batch import TrainSample
+from hetero.train.columns import version_lag
+from hetero.train.metrics import TokenLog, mismatch_of, off_policy_of
+from hetero.train.routing import RoutingLog, lora_grad_experts
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -40,7 +47,8 @@ engine.max_num_seqs engine.kv_memory engine.kv_ram engine.kv_disk engine.kv_disk
 data.train data.eval data.held_out data.options data.limit data.prompt data.rename data.system data.plain
 data.template data.chat
 rl.rewards rl.algorithm rl.group_size rl.prompts_per_step rl.max_tokens rl.temperature rl.stop rl.clip_low
-rl.clip_high rl.kl_coef rl.max_staleness rl.train_truncated rl.reward_timeout rl.reward_workers rl.max_failed
+rl.clip_high rl.kl_coef rl.max_staleness rl.routing_replay rl.train_truncated rl.reward_timeout
+rl.reward_workers rl.max_failed
 train.steps train.lr train.betas train.eps train.weight_decay train.max_grad_norm train.schedule
 train.warmup_steps train.micro_batch_tokens train.checkpointing train.seed train.save_every
 train.keep_checkpoints
@@ -53,6 +61,19 @@ KV_METRICS = """
 hit_rate preemptions stale_refused ram_stored ram_found ram_in_time ram_faster disk_found disk_in_time
 disk_faster disk_written disk_dropped disk_refused disk_errors
 """
+METRICS = {
+    "mismatch": """
+    logp_abs_max logp_abs_mean logp_abs_p99 kl_k1 kl_k3 token_mult_prob_error ppl_ratio chi2_token chi2_seq
+    ess is_mean is_max is_min prob_pearson bitwise_equal_frac nonfinite tokens
+    """,
+    "off_policy": """
+    ratio_mean ratio_min ratio_max ess kl_k3 version_lag_mean version_lag_max mixed_version_traj
+    """,
+    "moe": """
+    load_max_over_mean load_entropy experts_touched routing_confidence route_flip_rate tokens_with_any_flip
+    replayed_tokens lora_grad_experts_frac
+    """,
+}
 
 SAMPLING = "--temperature --top-p --top-k --min-p --seed"
 TIMED = "--repeats --seconds --rotate-gb --svg --json"
@@ -123,6 +144,29 @@ def test_cache_metrics() -> None:
     rolled = Rollout(groups=[], seconds_generate=0.0, seconds_reward=0.0)
     record = step_record(1, rolled, {}, EngineStats(), {"time/train": 0.0}, {})
     assert [name[3:] for name in record if name.startswith("kv/")] == KV_METRICS.split()
+
+
+def test_metrics() -> None:
+    """Names of the families that tell whether sampling and training agree."""
+    column, log = torch.zeros(3), TokenLog()
+    log.add({"old_logprobs": column, "logprobs": column, "compared": column == 0, "samples": column.long()})
+    site, routing = RoutingSite(4), RoutingLog()
+    site.saw(torch.tensor([[0, 1]]), torch.tensor([[0.5, 0.5]]))
+    routing.add([site])
+    gradient = torch.nn.Parameter(torch.ones(2, 3, 4))
+    gradient.grad = torch.ones(2, 3, 4)
+    found = {
+        **mismatch_of(log),
+        **off_policy_of(log),
+        **version_lag([TrainSample([1], [2], adapter_version=0)], 1),
+        **routing.metrics(),
+        **lora_grad_experts({"experts.lora_down_a": gradient}),
+        **rollout_metrics([]),
+    }
+    for family, names in METRICS.items():
+        assert {name for name in found if name.startswith(f"{family}/")} == {
+            f"{family}/{name}" for name in names.split()
+        }
 
 
 def test_commands() -> None:

@@ -46,6 +46,7 @@ class Engine:
         kv_disk_size: most bytes of all files in `kv_disk`; those used longest ago go first.
         prefill_chunk: prompt tokens computed per step, beside the running sequences' tokens.
         seed: of the random streams where `SamplingParams.seed` is None.
+        record_routing: keep the ids of the experts that each token was drawn from; see `Completion.routes`.
 
     Raises:
         ArgumentError: a setting has a value that makes no sense.
@@ -65,12 +66,16 @@ class Engine:
         kv_disk_size: int | str = DISK_SIZE,
         prefill_chunk: int = 512,
         seed: int = 0,
+        record_routing: bool = False,
     ) -> None:
         for name, value in (("max_num_seqs", max_num_seqs), ("prefill_chunk", prefill_chunk)):
             if value < 1:
                 raise ArgumentError(f"Engine({name}={value}); expected at least 1.")
         runner: Runner
-        runner = model if isinstance(model, Runner) else ModelRunner(model, kv_memory=parse_bytes(kv_memory))
+        if isinstance(model, Runner):
+            runner = model
+        else:
+            runner = ModelRunner(model, kv_memory=parse_bytes(kv_memory), record_routing=record_routing)
         self._tokenizer = tokenizer
         self._stats = EngineStats()
         tiers = make_tiers(runner.store, self._stats, ram=kv_ram, disk=kv_disk, disk_size=kv_disk_size)

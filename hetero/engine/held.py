@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from hetero.engine.kv_cache import BlockManager
-from hetero.engine.sequence import Prompt, Sequence
+from hetero.engine.sequence import Prompt, Routes, Sequence
 
 
 class HeldPrompts:
@@ -18,12 +18,13 @@ class HeldPrompts:
     def __len__(self) -> int:
         return len(self._prompts)
 
-    def hold(self, leader: Sequence, hidden: torch.Tensor) -> None:
-        """Keep the leader's blocks and last hidden state [H]; no-op when nobody waits for them."""
+    def hold(self, leader: Sequence, hidden: torch.Tensor, route: Routes | None) -> None:
+        """Keep the leader's blocks, last hidden state [H] and its experts; no-op when nobody waits."""
         prompt = leader.prompt
         prompt.leader = None
         if prompt.num_unstarted:
             prompt.hidden = hidden.clone()
+            prompt.route = route
             prompt.blocks = list(leader.blocks)
             self._blocks.acquire(prompt.blocks)
             self._prompts.append(prompt)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from hetero.models.head import head
 from hetero.models.kv import KVPool
 from hetero.models.lora import adapter_version
 from hetero.models.numerics import fingerprint
+from hetero.models.routing import Routes, routes_of, watched_routing
 from hetero.models.versions import adapters_by_rows, is_adapted, resident_keys, version_key
 
 if TYPE_CHECKING:
@@ -29,12 +31,13 @@ class ModelRunner:
     Args:
         model: from `load_model`.
         kv_memory: bytes of the pool.
+        record_routing: keep the expert ids of every forward.
 
     Raises:
         CapacityError: kv_memory holds less than one block.
     """
 
-    def __init__(self, model: PreTrainedModel, *, kv_memory: int) -> None:
+    def __init__(self, model: PreTrainedModel, *, kv_memory: int, record_routing: bool = False) -> None:
         block_bytes = KVPool.block_bytes(model)
         if kv_memory < block_bytes:
             raise CapacityError(
@@ -49,6 +52,8 @@ class ModelRunner:
         if model.generation_config is not None:
             self.eos_ids |= _ids(model.generation_config.eos_token_id)
         self._model = model
+        self._record_routing = record_routing
+        self._layers: list[torch.Tensor] = []  # [T, top_k] of each layer in the last forward
         self._isa = cpu.isa()
 
     def namespace(self, version: int | None = None) -> str:
@@ -85,7 +90,16 @@ class ModelRunner:
         device = self._model.device
         batch = ForwardBatch(token_ids.to(device), positions.to(device), attention, self.store.layers)
         with self._weights(runs):
-            return forward_hidden(self._model, batch)
+            if not self._record_routing:
+                return forward_hidden(self._model, batch)
+            with watched_routing(self._model) as sites:
+                hidden = forward_hidden(self._model, batch)
+                self._layers = [site.ids for site in sites if site.ids is not None]
+            return hidden
+
+    def routes(self, rows: Sequence[int]) -> Routes | None:
+        """Expert ids of some rows of the last `forward`, if they are recorded."""
+        return routes_of(self._model, self._layers, rows)
 
     def logits(self, hidden: torch.Tensor, runs: Runs) -> torch.Tensor:
         """[N, H] -> fp32 [N, V] in RAM."""

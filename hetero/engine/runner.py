@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 import torch
 
 from hetero.engine.kv_cache import BlockStore
+from hetero.engine.sequence import Routes
 
 if TYPE_CHECKING:
     from hetero.kernels.batch import AttentionBatch
@@ -65,6 +66,10 @@ class Runner(Protocol):
         self, token_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionBatch, runs: Runs
     ) -> torch.Tensor:
         """Write the keys and values of all T tokens, then return their final hidden states [T, H]."""
+        ...
+
+    def routes(self, rows: Sequence[int]) -> Routes | None:
+        """Expert ids [R, layers, top_k] of some rows of the last `forward`; None if not recorded."""
         ...
 
     def logits(self, hidden: torch.Tensor, runs: Runs) -> torch.Tensor:

@@ -20,7 +20,7 @@ from hetero.engine.admission import Admission
 from hetero.engine.batch import Chunk, Step
 from hetero.engine.held import HeldPrompts
 from hetero.engine.kv_cache import BlockManager, Namespace, extend_hashes
-from hetero.engine.sequence import Sequence, Status
+from hetero.engine.sequence import Routes, Sequence, Status
 from hetero.engine.slots import Slots
 from hetero.engine.tiers.tiers import Tiers
 from hetero.kernels.batch import KV_BLOCK
@@ -183,9 +183,10 @@ class Scheduler:
 
     # --- forks
 
-    def hold(self, leader: Sequence, hidden: torch.Tensor) -> None:
-        """The leader's last chunk is computed, ending in hidden [H]: keep that for those who wait for it."""
-        self._held.hold(leader, hidden)
+    def hold(self, leader: Sequence, hidden: torch.Tensor, route: Routes | None) -> None:
+        """The leader's last chunk is computed, ending in hidden [H] by the experts of `route`: keep that for
+        those who wait for it."""
+        self._held.hold(leader, hidden, route)
 
     def fork_waiting(self) -> list[Sequence]:
         """Start the sequences whose prompt has been computed; they draw from `prompt.hidden` in this step."""

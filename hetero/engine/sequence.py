@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 if TYPE_CHECKING:
     import torch
@@ -14,6 +17,7 @@ if TYPE_CHECKING:
     from hetero.engine.stop import StopChecker
     from hetero.engine.tiers.fetch import Fetch
 
+Routes: TypeAlias = "npt.NDArray[np.integer[Any]]"
 FinishReason = Literal["stop", "length", "abort"]
 
 
@@ -33,6 +37,9 @@ class Completion:
             cache or shared with a sequence of the same prompt.
         stop: the token id or string that ended the sequence when finish_reason is "stop".
         message: why the sequence was aborted.
+        routes: [tokens, layers with experts, top_k] uint8 (uint16 with more than 256 experts), if the engine
+            records them: the experts of the row from which each token was drawn, that is of the token before
+            it.
     """
 
     token_ids: list[int]
@@ -43,6 +50,7 @@ class Completion:
     num_cached_tokens: int = 0
     stop: int | str | None = None
     message: str = ""
+    routes: Routes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +101,7 @@ class Prompt:
         blocks: the prompt's blocks, held for the sequences that have not begun; None unless computed.
         hidden: [H] final hidden state of the last prompt token, from which each sequence draws its first
             token.
+        route: [layers, top_k] experts of that token, if they are recorded.
     """
 
     token_ids: list[int]
@@ -102,6 +111,7 @@ class Prompt:
     leader: Sequence | None = None
     blocks: list[int] | None = None
     hidden: torch.Tensor | None = None
+    route: Routes | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -133,6 +143,7 @@ class Sequence:
     hashes: list[bytes] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     raw_logprobs: list[float] = field(default_factory=list)
+    routes: list[Routes] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
     num_computed: int = 0
     num_cached_tokens: int = 0
@@ -158,5 +169,6 @@ class Sequence:
             num_cached_tokens=self.num_cached_tokens,
             stop=stop,
             message=message,
+            routes=np.stack(self.routes) if self.routes else None,
         )
         return self.completion

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 from time import perf_counter
+from typing import NamedTuple
 
 import torch
 
@@ -12,12 +13,28 @@ from hetero.engine.kv_cache import BlockManager
 from hetero.engine.runner import Runner
 from hetero.engine.sampler import Sampler
 from hetero.engine.scheduler import Scheduler
-from hetero.engine.sequence import Prompt, Sequence
+from hetero.engine.sequence import Prompt, Routes, Sequence
 from hetero.engine.slots import Slots
 from hetero.engine.stats import EngineStats
 from hetero.engine.tiers.block_file import root_of
 from hetero.engine.tiers.tiers import Tiers
 from hetero.kernels.batch import KV_BLOCK
+
+
+class Ready(NamedTuple):
+    """Sequences that draw a token now.
+
+    Attributes:
+        sequences: B of them.
+        rows: [B], which row of `states` each draws from; several may share one.
+        states: [R, H] final hidden states.
+        routes: [R], the experts of each row, where they are recorded.
+    """
+
+    sequences: list[Sequence]
+    rows: list[int]
+    states: torch.Tensor
+    routes: list[Routes | None]
 
 
 class Stepper:
@@ -106,25 +123,24 @@ class Stepper:
         step = self.scheduler.schedule()
         hidden, forward_seconds = self._forward(step)
         self.tiers.commit(self.scheduler.take_filled())
-        sequences, rows, states = self._ready(step, hidden)
+        ready = self._ready(step, hidden)
         draw_began = perf_counter()
-        drawn = self._draw(sequences, rows, states) if sequences else ([], [], [])
+        drawn = self._draw(ready) if ready.sequences else ([], [], [])
         draw_seconds = perf_counter() - draw_began
-        for sequence, token_id, logprob, raw_logprob in zip(sequences, *drawn, strict=True):
-            self._append(sequence, token_id, logprob, raw_logprob)
+        for i, sequence in enumerate(ready.sequences):
+            token_id, logprob, raw_logprob = (column[i] for column in drawn)
+            self._append(sequence, int(token_id), logprob, raw_logprob, ready.routes[ready.rows[i]])
         self.stats.num_preemptions += self.scheduler.take_num_preemptions()
         self.stats.stale_refused += self.blocks.take_num_refused()
         self.stats.sample_seconds += draw_seconds
         self.stats.schedule_seconds += perf_counter() - began - forward_seconds - draw_seconds
-        return sequences
+        return ready.sequences
 
-    def _draw(
-        self, sequences: list[Sequence], rows: list[int], states: torch.Tensor
-    ) -> tuple[list[int], list[float], list[float]]:
-        names = [""] * len(states)
-        for sequence, row in zip(sequences, rows, strict=True):
+    def _draw(self, ready: Ready) -> tuple[list[int], list[float], list[float]]:
+        names = [""] * len(ready.states)
+        for sequence, row in zip(ready.sequences, ready.rows, strict=True):
             names[row] = sequence.prompt.namespace.name
-        return self._sampler.draw(sequences, rows, states, names, self._runner.logits)
+        return self._sampler.draw(ready.sequences, ready.rows, ready.states, names, self._runner.logits)
 
     def _forward(self, step: Step) -> tuple[torch.Tensor, float]:
         """Final hidden states [T, H] of a step's tokens and the seconds it took; no tokens, no pass."""
@@ -139,22 +155,24 @@ class Stepper:
         self.stats.add_forward(seconds, prefill_tokens=num_prefill, decode_tokens=num_decode)
         return hidden, seconds
 
-    def _ready(self, step: Step, hidden: torch.Tensor) -> tuple[list[Sequence], list[int], torch.Tensor]:
-        """The sequences that draw now, the row of each, and the hidden states [R, H] that the rows mean."""
+    def _ready(self, step: Step, hidden: torch.Tensor) -> Ready:
+        """The sequences that draw now, and what they draw from."""
         sequences = list(step.decodes)
         picked = list(range(len(sequences)))  # rows of `hidden`
-        row_of: dict[Prompt, int] = {}
         end = len(sequences)
         for chunk in step.chunks:
             end += chunk.end - chunk.start
             if chunk.last:
-                prompt = chunk.sequence.prompt
-                if prompt.leader is chunk.sequence:
-                    self.stats.cached_tokens += chunk.sequence.num_cached_tokens
-                    self.scheduler.hold(chunk.sequence, hidden[end - 1])
-                    row_of[prompt] = len(picked)
                 sequences.append(chunk.sequence)
                 picked.append(end - 1)
+        found = self._runner.routes(picked) if picked else None
+        routes: list[Routes | None] = [None] * len(picked) if found is None else list(found)
+        row_of: dict[Prompt, int] = {}
+        for row, sequence in enumerate(sequences):
+            if sequence.prompt.leader is sequence:
+                self.stats.cached_tokens += sequence.num_cached_tokens
+                self.scheduler.hold(sequence, hidden[picked[row]], routes[row])
+                row_of[sequence.prompt] = row
         rows = list(range(len(picked)))
         kept: list[torch.Tensor] = []  # of prompts computed in earlier steps
         for sequence in self.scheduler.fork_waiting():
@@ -163,14 +181,17 @@ class Stepper:
                 assert prompt.hidden is not None
                 row_of[prompt] = len(picked) + len(kept)
                 kept.append(prompt.hidden)
+                routes.append(prompt.route)
             self.stats.cached_tokens += sequence.num_cached_tokens
             sequences.append(sequence)
             rows.append(row_of[prompt])
         parts = [hidden[torch.tensor(picked)]] if picked else []
         parts += [torch.stack(kept)] if kept else []
-        return sequences, rows, torch.cat(parts) if parts else hidden
+        return Ready(sequences, rows, torch.cat(parts) if parts else hidden, routes)
 
-    def _append(self, sequence: Sequence, token_id: int, logprob: float, raw_logprob: float) -> None:
+    def _append(
+        self, sequence: Sequence, token_id: int, logprob: float, raw_logprob: float, route: Routes | None
+    ) -> None:
         if token_id < 0:
             place = len(sequence.token_ids)
             self.cancel(sequence, f"the model's logits at position {place} hold a NaN or an infinity")
@@ -178,6 +199,8 @@ class Stepper:
         sequence.token_ids.append(token_id)
         sequence.logprobs.append(logprob)
         sequence.raw_logprobs.append(raw_logprob)
+        if route is not None:
+            sequence.routes.append(route)
         self.stats.sampled_tokens += 1
         stop = sequence.stopper.check(token_id)
         if stop is not None or len(sequence.token_ids) >= sequence.limit:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial, wraps
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,18 +18,12 @@ from torch.overrides import TorchFunctionMode
 
 from hetero.kernels import ops
 from hetero.kernels.cpu import PackedWeight, pack
+from hetero.models.routing_site import TopK, selected
 
 SUM_LIMIT = 64
 """Longest last axis that is summed by a chain of additions (top-k weights, group scores)."""
 
 Handler = Callable[..., Any]
-
-
-class TopK(NamedTuple):
-    """What `torch.topk` returns."""
-
-    values: Tensor
-    indices: Tensor
 
 
 class FrozenMatrix:
@@ -121,8 +115,12 @@ def _topk(
 ) -> Any:
     if dim % x.ndim != x.ndim - 1 or not largest or not x.is_floating_point():
         return NotImplemented
-    values, ids = ops.topk(x, k)
-    return TopK(values, ids)
+    found = selected(x, k, _best)
+    return _best(x, k) if found is None else found
+
+
+def _best(x: Tensor, k: int) -> TopK:
+    return TopK(*ops.topk(x, k))
 
 
 def _sum(

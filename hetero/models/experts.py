@@ -15,6 +15,7 @@ from hetero.experts.build import ExpertLayout, StoreBuilder
 from hetero.formats import Packing
 from hetero.kernels import ops, reference
 from hetero.models.config import METHOD
+from hetero.models.routing_site import RoutingSite
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,12 +35,14 @@ class HeteroExperts(nn.Module):
         layout: how the checkpoint stores the tensors.
         store: the packed experts; None until loading has finished.
         lora: adapter factors of these experts, or None.
+        routing: where the selection of experts can be watched and replayed.
     """
 
     def __init__(self, layout: ExpertLayout, shapes: dict[str, tuple[int, ...]], packing: Packing | None):
         super().__init__()
         self.layout = layout
         self.num_experts = layout.num_experts
+        self.routing = RoutingSite(layout.num_experts)
         self.store: ExpertStore | None = None
         self.lora: ops.ExpertLoraFactors | ops.Runs[ops.ExpertLoraFactors] | None = None
         self._builder: StoreBuilder | None = StoreBuilder(layout, packing)
@@ -79,6 +82,8 @@ def experts_forward(module: Any, hidden_states: Tensor, top_k_index: Tensor, top
             "model that was "
             "loaded with quantization_config=HeteroConfig(...) or hetero.load_model()"
         )
+    if module.routing.watched:
+        module.routing.saw(top_k_index, top_k_weights)
     flat = hidden_states.reshape(-1, hidden_states.shape[-1])
     out = ops.experts(store, flat, top_k_index, top_k_weights, lora=module.lora)
     return out.view(hidden_states.shape)

@@ -40,6 +40,8 @@ def _all(run: Run) -> Iterator[str]:
     ]
     if any(value for one in change for _, value in one.points):  # all 0 as long as a batch is used once
         yield line_chart("Policy change", change, low=0.0)
+    yield _staleness(run)
+    yield _experts(run)
     yield line_chart("KL to the base model", [Series("k3 per token", run.series("kl"), noisy=True)], low=0.0)
     rates = run.series("learning_rate")
     if len({rate for _, rate in rates}) > 1:
@@ -119,6 +121,34 @@ def _mismatch(run: Run) -> str:
     return line_chart(
         "Mismatch of sampler and trainer", lines, low=0.0, high=1e-3 if worst == 0 else None, note=note
     )
+
+
+def _staleness(run: Run) -> str:
+    lags = run.series("off_policy/version_lag_max")
+    if not any(lag for _, lag in lags):
+        return ""
+    lines = [
+        Series("effective sample size", run.series("off_policy/ess")),
+        Series("smallest ratio", run.series("off_policy/ratio_min")),
+        Series("largest ratio", run.series("off_policy/ratio_max")),
+    ]
+    most = max(lag for _, lag in lags)
+    note = (
+        f"Answers are sampled up to {short(most)} updates before they are trained. Ratio of a token's "
+        "probabilities now and then; the effective sample size is 1 when all ratios are."
+    )
+    return line_chart("Distance from the sampling policy", lines, low=0.0, note=note)
+
+
+def _experts(run: Run) -> str:
+    lines = [
+        Series("busiest expert over mean load", run.series("moe/load_max_over_mean")),
+        Series("share of experts used", run.series("moe/experts_touched")),
+    ]
+    flips = run.series("moe/route_flip_rate")
+    if any(value for _, value in flips):
+        lines.append(Series("routes that changed since sampling", flips))
+    return line_chart("Experts", lines, low=0.0, note="Rows of training, mean over layers.")
 
 
 def _times(run: Run) -> list[Series]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from hetero.rl.trajectory import Group
 from hetero.train.batch import TrainSample
 
@@ -24,6 +26,7 @@ def train_samples(groups: Sequence[Group], *, train_truncated: bool = True) -> l
             mask=None if all(trajectory.mask) else trajectory.mask,
             group=group.serial,
             adapter_version=trajectory.adapter_version,
+            routes=np.concatenate(trajectory.routes) if trajectory.routes else None,
         )
         for group in groups
         for trajectory in group.trajectories

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from hetero.data.chat import ChatRenderer
 from hetero.rl.rewards.pool import RewardPool, Sample
@@ -22,6 +22,8 @@ class Completion(Protocol):
     def finish_reason(self) -> str: ...
     @property
     def adapter_version(self) -> int: ...
+    @property
+    def routes(self) -> Any | None: ...
     @property
     def stop(self) -> int | str | None: ...
     @property

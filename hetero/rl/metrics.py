@@ -22,7 +22,9 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     frac_reward_zero_std: share of groups whose rewards are all equal. rewards/<function>/mean|std: of each
     function, unweighted, where it applies. completions/*: sampled tokens per trajectory; clipped_ratio is
     the share that reached the limit, *_terminated_* is over the others. stop/<reason>: share of each finish
-    reason. data/*: counts of masked trajectories and of their causes. Means over nothing are left out.
+    reason. data/*: counts of masked trajectories and of their causes. off_policy/mixed_version_traj: how
+    many were sampled by several versions of the adapter (0 unless there is a bug). Means over nothing are
+    left out.
     """
     trajectories = [t for group in groups for t in group.trajectories]
     rewards = reward_table(groups)
@@ -43,6 +45,7 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     found["data/reward_timeouts"] = kinds.count("timeout")
     found["data/reward_errors"] = len(kinds) - kinds.count("timeout")
     found["data/rollout_errors"] = sum(t.finish_reason == "abort" for t in trajectories)
+    found["off_policy/mixed_version_traj"] = sum(len(set(t.adapter_versions)) > 1 for t in trajectories)
     return found
 
 

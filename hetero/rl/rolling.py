@@ -133,7 +133,9 @@ class _Attempt:
         trajectory = self.trajectory
         trajectory.num_turns += 1
         trajectory.finish_reason = completion.finish_reason
-        trajectory.adapter_version = completion.adapter_version
+        trajectory.adapter_versions.append(completion.adapter_version)
+        if completion.routes is not None:
+            trajectory.routes.append(completion.routes)
         self._append(completion.token_ids, completion.logprobs, sampled=True)
         if completion.finish_reason == "abort":
             self.done, trajectory.error = True, f"the engine aborted it: {completion.message}"

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from hetero.rl.rewards.score import Score
 from hetero.rl.task import Task
@@ -20,7 +24,8 @@ class Trajectory:
         mask: [n] True where the model sampled the token.
         text: what the model said.
         finish_reason: of its last turn: "stop", "length" or "abort".
-        adapter_version: of the adapter that sampled it, in every turn.
+        adapter_versions: of the adapter that sampled each turn; they are all the same.
+        routes: of each turn, the experts that its tokens came from, if the engine records them.
         num_turns: how often the model spoke.
         score: what the reward functions said.
         reward: the weighted sum; None masks the trajectory: it is neither trained on nor part of a baseline.
@@ -34,12 +39,18 @@ class Trajectory:
     mask: list[bool] = field(default_factory=list)
     text: str = ""
     finish_reason: str = ""
-    adapter_version: int = 0
+    adapter_versions: list[int] = field(default_factory=list)
+    routes: list[npt.NDArray[np.integer[Any]]] = field(default_factory=list)
     num_turns: int = 0
     score: Score = field(default_factory=Score)
     reward: float | None = None
     advantage: float = 0.0
     error: str = ""
+
+    @property
+    def adapter_version(self) -> int:
+        """Of the adapter that sampled the first turn; 0 before it."""
+        return self.adapter_versions[0] if self.adapter_versions else 0
 
     @property
     def num_sampled(self) -> int:

@@ -34,7 +34,7 @@ def make_pool(recipe: Recipe, log: Path | None = None) -> RewardPool:
 
 def make_engine(recipe: Recipe, loaded: Opened) -> Engine:
     """The engine on the model."""
-    section = recipe.engine
+    section, replay = recipe.engine, recipe.rl.routing_replay
     return Engine(
         loaded.model,
         tokenizer=loaded.tokenizer,
@@ -45,6 +45,7 @@ def make_engine(recipe: Recipe, loaded: Opened) -> Engine:
         kv_disk_size=section.kv_disk_size or DISK_SIZE,
         prefill_chunk=section.prefill_chunk,
         seed=recipe.train.seed,
+        record_routing=replay == "on" or (replay == "auto" and recipe.rl.max_staleness > 0),
     )
 
 
@@ -78,6 +79,7 @@ def make_trainer(recipe: Recipe, model: PreTrainedModel) -> Trainer:
         temperature=rl.temperature,
         micro_batch_tokens=train.micro_batch_tokens,
         checkpointing=train.checkpointing,
+        routing_replay=rl.routing_replay,
     )
 
 

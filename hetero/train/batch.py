@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,8 +35,9 @@ class TrainSample:
     advantage: one number for the sample, or one per completion token.
     mask: which completion tokens the model sampled and may learn from; None for all. Tool output is False.
     group: samples of one task carry one number.
-    adapter_version: version that sampled it; only samples of the current version enter the mismatch
-        metrics. None: current.
+    adapter_version: version that sampled it; None: current.
+    routes: [sampled tokens, layers with experts, top_k] experts of the row from which each token with mask
+        True was drawn, for the trainer to select again; see `Completion.routes`.
     """
 
     prompt_ids: Sequence[int]
@@ -45,6 +47,7 @@ class TrainSample:
     mask: Sequence[bool] | None = None
     group: int = 0
     adapter_version: int | None = None
+    routes: npt.NDArray[np.integer[Any]] | None = None
 
     def __post_init__(self) -> None:
         num_tokens = len(self.completion_ids)
@@ -56,6 +59,10 @@ class TrainSample:
             value = getattr(self, name)
             if value is not None and not isinstance(value, int | float) and len(value) != num_tokens:
                 raise DataError(f"{name} has {len(value)} values for {num_tokens} completion tokens")
+        if self.routes is not None and len(self.routes) != self.trained.sum():
+            raise DataError(
+                f"routes has {len(self.routes)} tokens, but mask says that {self.trained.sum()} were sampled"
+            )
         if not np.isfinite(self.advantage).all():
             raise DataError(
                 f"advantage is {self.advantage}; mask the sample instead of giving it no finite advantage"
@@ -80,6 +87,8 @@ class MicroBatch:
     pairs [N]: index into these of every trained token, samples in order, tokens in order.
     samples [N]: index of each token's sample in the list given to `pack`; offsets [N]: its place in there.
     num_tokens: tokens of the samples, prompts and completions, without sharing; num_rows: T, with sharing.
+    routes [T, layers, top_k] int16: recorded experts of the rows, -1 where there are none; None when no
+        sample has any. Rows that samples share have those of the first.
     """
 
     forward: ForwardBatch
@@ -90,17 +99,21 @@ class MicroBatch:
     offsets: Tensor
     num_tokens: int
     num_rows: int
+    routes: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class _Row:
-    """A sample on its way into a tree: `inputs` need rows, `offsets` are its trained tokens."""
+    """A sample on its way into a tree: `inputs` need rows, `offsets` are its targets, `routes` belong to the
+    rows of the `routed` ones."""
 
     index: int
     inputs: Ints
     completion: Ints
     prompt_len: int
     offsets: Ints
+    routed: Ints
+    routes: npt.NDArray[np.integer[Any]] | None
 
 
 def pack(
@@ -147,7 +160,9 @@ def _prepare(index: int, sample: TrainSample, context: float, every_token: bool)
         return None
     completion = np.asarray(sample.completion_ids, np.int64)
     prompt = np.asarray(sample.prompt_ids, np.int64)
-    return _Row(index, np.concatenate([prompt, completion[: offsets[-1]]]), completion, len(prompt), offsets)
+    inputs = np.concatenate([prompt, completion[: offsets[-1]]])
+    routed = np.flatnonzero(sample.trained)
+    return _Row(index, inputs, completion, len(prompt), offsets, routed, sample.routes)
 
 
 def _finish(tree: PrefixTree, rows: list[_Row]) -> MicroBatch:
@@ -174,4 +189,17 @@ def _finish(tree: PrefixTree, rows: list[_Row]) -> MicroBatch:
         offsets=torch.from_numpy(np.concatenate([row.offsets for row in rows])),
         num_tokens=sum(row.prompt_len + len(row.completion) for row in rows),
         num_rows=tree.num_rows,
+        routes=_routes(tree, rows),
     )
+
+
+def _routes(tree: PrefixTree, rows: list[_Row]) -> Tensor | None:
+    """What is known of each row's experts. A token's row is that of the token before it."""
+    found: npt.NDArray[np.int16] | None = None
+    for row in reversed(rows):  # the first has the last word
+        if row.routes is None:
+            continue
+        if found is None:
+            found = np.full((tree.num_rows, *row.routes.shape[1:]), -1, np.int16)
+        found[tree.rows(row.inputs)[row.prompt_len - 1 + row.routed]] = row.routes
+    return None if found is None else torch.from_numpy(found)

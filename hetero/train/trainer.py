@@ -23,6 +23,7 @@ from hetero.train.microstep import backward, measure, reference_logprobs
 from hetero.train.older import compare_older
 from hetero.train.optimizer import AdamW, gradient_norm
 from hetero.train.policy import token_logprobs
+from hetero.train.routing import RoutingLog, check_replay, lora_grad_experts, with_replay
 from hetero.train.schedule import Schedule
 from hetero.train.selection import select
 from hetero.train.state import TrainerState, load_state, save_state
@@ -46,6 +47,8 @@ class Trainer:
         temperature: of the sampling; log-probabilities are those of logits / temperature.
         micro_batch_tokens: most rows of one forward; shared prompts count once.
         checkpointing: "layer" keeps the input of each layer and recomputes the rest in the backward.
+        routing_replay: whether a sample's recorded experts are selected again: "auto" when another version of
+            the adapter sampled it, "on", "off".
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class Trainer:
         temperature: float = 1.0,
         micro_batch_tokens: int = 2048,
         checkpointing: Literal["layer", "none"] = "layer",
+        routing_replay: str = "auto",
     ) -> None:
         if not (math.isfinite(temperature) and temperature > 0):
             raise ArgumentError(
@@ -81,6 +85,7 @@ class Trainer:
             )
         if checkpointing not in ("layer", "none"):
             raise ArgumentError(f"checkpointing is {checkpointing!r}; expected 'layer' or 'none'")
+        self.routing_replay = check_replay(routing_replay)
         self.model = model
         self.loss = LossConfig(
             kind=loss,
@@ -122,11 +127,12 @@ class Trainer:
         version = adapter_version(self.model)
         seen = chosen.samples or chosen.probe
         columns = SampleColumns(seen, chosen.weights, version)
-        batches = pack(seen, self.micro_batch_tokens, context=self.context)
-        log = TokenLog()
+        routed = with_replay(seen, self.routing_replay, version)
+        batches = pack(routed, self.micro_batch_tokens, context=self.context)
+        log, routing = TokenLog(), RoutingLog()
         try:
             for batch in batches:
-                log.add(self._run(batch, columns, train=bool(chosen.samples)))
+                log.add(self._run(batch, columns, routing, train=bool(chosen.samples)))
         except BaseException:
             self.zero_grad()
             raise
@@ -147,11 +153,14 @@ class Trainer:
             temperature=self.temperature,
         )
         metrics = loss_metrics(log, chosen.denominator) | mismatch_of(log, *older)
-        return metrics | off_policy_of(log) | version_lag(seen, version) | chosen.counters | counters
+        policy = off_policy_of(log) | version_lag(seen, version) | routing.metrics()
+        return metrics | policy | chosen.counters | counters
 
-    def _run(self, batch: MicroBatch, columns: SampleColumns, train: bool) -> dict[str, Tensor]:
+    def _run(
+        self, batch: MicroBatch, columns: SampleColumns, routing: RoutingLog, train: bool
+    ) -> dict[str, Tensor]:
         if train:
-            return backward(self.model, batch, columns, self.loss, self.temperature)
+            return backward(self.model, batch, columns, self.loss, self.temperature, routing)
         return measure(self.model, batch, columns, self.temperature)
 
     def optim_step(self) -> dict[str, float]:
@@ -167,6 +176,7 @@ class Trainer:
             )
         lr = self.schedule(self.state.step)
         norm = gradient_norm(self.params) / self._denominator if self._denominator else 0.0
+        touched = lora_grad_experts(self.params) if self._denominator else {}
         self.state.step += 1
         if not self._denominator:
             self.state.empty_steps += 1
@@ -192,6 +202,7 @@ class Trainer:
             "optim/empty_steps": float(self.state.empty_steps),
             "optim/nonfinite_steps": float(self.state.nonfinite_steps),
             "weights/adapter_version": float(adapter_version(self.model)),
+            **touched,
         }
 
     def zero_grad(self) -> None:

@@ -108,6 +108,7 @@ class MockRunner:
         assert {*names} <= self.resident()
         self.num_segments.append(attention.num_segments)
         tokens, places = token_ids.numpy(), positions.numpy()
+        self.last = tokens.copy(), places.copy()
         slots, tables = attention.slots.numpy(), attention.block_tables.numpy()
         assert len(set(slots.tolist())) == len(slots), "two tokens written to one place"
         flat = self.store.layers.reshape(2, -1)
@@ -130,6 +131,11 @@ class MockRunner:
                 else:
                     hidden[rows] = self.final(flat[0, where], flat[1, where])[places[rows]]
         return torch.from_numpy(hidden.view(np.int64))
+
+    def routes(self, rows: list[int]) -> np.ndarray:
+        """[R, 2, 3], telling which token at which position computed a row."""
+        tokens, places = (values[rows] for values in self.last)
+        return np.stack([np.stack([tokens, places % 256, tokens], -1)] * 2, 1).astype(np.uint8)
 
     def contribution(self, tokens: np.ndarray, places: np.ndarray) -> np.ndarray:
         bad = np.where(tokens == self.bad_token, np.uint64(1) << np.uint64(62), np.uint64(0))

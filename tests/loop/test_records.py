@@ -30,6 +30,7 @@ class Said:
     adapter_version: int = 0
     stop: int | str | None = None
     message: str = ""
+    routes: None = None
 
 
 class Dictated:

@@ -32,6 +32,7 @@ class Reply:
     adapter_version: int = 3
     stop: int | str | None = None
     message: str = ""
+    routes: None = None
 
 
 @dataclass

@@ -57,6 +57,9 @@ class RLSection(Section):
     """Updates between sampling and training. 0: every step samples with the newest adapter. n: answers are
     begun n steps ahead, so that generation need not wait for stragglers and rewards; n older versions of the
     adapter stay in memory, and the loss weighs by the probability ratio."""
+    routing_replay: Literal["auto", "on", "off"] = "auto"
+    """Whether training selects the experts that sampling used, and computes only their weights anew: `auto`
+    when another version of the adapter sampled the answer. One or two bytes per token, layer and expert."""
     train_truncated: bool = True
     """Learn from completions that reached `max_tokens`. Without, they only enter their group's mean."""
     reward_timeout: float = Field(default=30.0, gt=0)
