@@ -75,6 +75,7 @@ def memory_plan(recipe: Recipe) -> Plan:
         "KV cache": kv,
         "KV blocks in RAM": parse_bytes(recipe.engine.kv_ram or 0),
         "adapter": num_adapter * (MASTER + COPIES),
+        "older adapter versions": num_adapter * COPIES * recipe.rl.max_staleness,
         "optimizer": num_adapter * (MOMENTS + GRADIENT),
         "activations": _activations(text, recipe),
     }

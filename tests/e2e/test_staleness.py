@@ -104,3 +104,17 @@ def test_reinforce_weighs_older_samples(small: Any, tmp_path: Path) -> None:
     records = metrics(tmp_path / "run")
     assert [record["mismatch/logp_abs_max"] for record in records] == [0.0] * 3
     assert records[-1]["off_policy/ratio_max"] != 1.0
+
+
+@pytest.mark.slow
+def test_300_steps_with_two_versions_in_flight(small: Any, tmp_path: Path) -> None:
+    train = {"steps": 300, "save_every": 100}
+    loop.run(small.recipe(rl={"max_staleness": 1}, train=train, log={"completions": 0}), tmp_path / "run")
+    records = metrics(tmp_path / "run")
+    assert len(records) == 300
+    for record in records:
+        assert record["kv/stale_refused"] == 0
+        assert record["off_policy/version_lag_max"] <= 1
+        assert record["off_policy/mixed_version_traj"] == record["data/rollout_errors"] == 0
+        assert record.get("mismatch/logp_abs_max", 0.0) == 0.0
+    assert sum("mismatch/logp_abs_max" in record for record in records) > 250

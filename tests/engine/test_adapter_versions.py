@@ -10,15 +10,26 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mock_runner import MockRunner
+from transformers import PreTrainedModel
 
-from hetero.engine import Completion, Engine, SamplingParams
+from hetero.engine import Completion, Engine, Generation, SamplingParams
 from hetero.errors import ModelError
 from hetero.kernels.batch import KV_BLOCK
-from hetero.models import LoraConfig, adapter_at, keep_versions, load_model, lora_disabled, scoring_batch
-from hetero.models.forward import forward_hidden
-from hetero.models.head import head
-from hetero.models.lora import bump_adapter_version, lora_parameters
-from hetero.models.versions import retain_version
+from hetero.models import (
+    KVPool,
+    LoraConfig,
+    adapter_at,
+    adapter_version,
+    bump_adapter_version,
+    forward_hidden,
+    head,
+    keep_versions,
+    load_model,
+    lora_disabled,
+    lora_parameters,
+    retain_version,
+    scoring_batch,
+)
 
 
 def tokens(n: int, start: int = 0) -> list[int]:
@@ -206,3 +217,83 @@ def test_prefixes_are_found_under_their_own_version_only() -> None:
     runner.kept, runner.version = [1], 2
     assert [cached(), cached(1)] == [0, 96]
     assert engine._stepper.blocks.namespaces() == ["policy:1", "policy:2"]
+
+
+def moving(directory: Path) -> tuple[PreTrainedModel, Callable[[], None]]:
+    """A model that keeps two versions, and what an optimiser does to it."""
+    model = load_model(directory, device="cpu", lora=LoraConfig(rank=3, alpha=6.0))
+    keep_versions(model, 2)
+    generator = torch.Generator().manual_seed(1)
+
+    def update() -> None:
+        retain_version(model)
+        with torch.no_grad():
+            for master in lora_parameters(model).values():
+                master.add_(torch.randn(master.shape, generator=generator) * 0.02)
+        bump_adapter_version(model)
+
+    return model, update
+
+
+def test_one_changed_weight_leaves_the_cache_of_other_versions_alone(
+    checkpoint: Callable[[str], Path],
+) -> None:
+    model, update = moving(checkpoint("mixtral"))
+    update()
+    prompt, params = tokens(3 * KV_BLOCK + 1), SamplingParams(max_tokens=1)
+    with Engine(model, kv_memory="8MiB") as engine:
+
+        def cached(version: int | None = None) -> int:
+            return engine.generate([prompt], params, version=version)[0].num_cached_tokens
+
+        def base() -> int:
+            with lora_disabled(model):
+                return cached()
+
+        assert [cached(), cached(0), base()] == [0, 0, 0]
+        assert [cached(), cached(0), base()] == [96, 96, 96]
+        master = next(m for name, m in lora_parameters(model).items() if "k_proj.lora_b" in name)
+        with torch.no_grad():
+            master[0, 0] += 1.0  # without a new number
+        assert [cached(), cached(0), base()] == [0, 96, 96]
+        assert engine.stats.stale_refused == 0
+
+
+@pytest.mark.slow
+def test_300_updates_with_two_versions_in_flight(checkpoint: Callable[[str], Path]) -> None:
+    """Cache on equals cache off, and nothing is ever found, or even looked for, in a retired namespace."""
+    model, update = moving(checkpoint("qwen3_moe"))
+    template = tokens(2 * KV_BLOCK)
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    found = {"policy": 0, "base": 0}
+    blocks = 60 * KVPool.block_bytes(model)
+    with Engine(model, kv_memory=blocks, max_num_seqs=6, prefill_chunk=50) as engine:
+        ahead: tuple[Generation, list[list[int]], int] | None = None
+        for number in range(300):
+            prompts = [[*template, 3 + number % 40, 7 + i] for i in range(3)]
+            begun = (engine.begin(prompts, params), prompts, adapter_version(model))
+            for _ in range(number % 7):
+                engine.step()  # of the generation before, too
+            if ahead is None:
+                ahead = begun
+                update()
+                continue
+            (generation, prompts, version), ahead = ahead, begun
+            while not generation.done:
+                engine.step()
+            done = generation.completions
+            assert {c.adapter_version for c in done} == {version} == {adapter_version(model) - 1}
+            found["policy"] += sum(c.num_cached_tokens for c in done)
+            with lora_disabled(model):
+                found["base"] += engine.generate(prompts[:1], params)[0].num_cached_tokens
+            if number % 10 == 0:
+                with Engine(model, kv_memory=blocks, max_num_seqs=1) as cold:
+                    for i, prompt in enumerate(prompts):
+                        cold.reset_cache()
+                        (alone,) = cold.generate([prompt], params, streams=[(i, 0)], version=version)
+                        assert (alone.token_ids, alone.logprobs) == (done[i].token_ids, done[i].logprobs)
+            update()
+        assert engine.stats.stale_refused == 0
+        assert len(engine._stepper.blocks.namespaces()) <= 3
+    assert found["policy"] > 0
+    assert found["base"] > 250 * 2 * KV_BLOCK, "what the base model computed stays valid for ever"

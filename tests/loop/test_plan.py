@@ -16,7 +16,8 @@ from hetero.models.builtin_config import builtin_config
 from hetero.models.experts import HeteroExperts
 from hetero.models.kv import KVPool
 from hetero.models.load import load_model
-from hetero.models.lora import lora_parameters
+from hetero.models.lora import bump_adapter_version, lora_parameters
+from hetero.models.versions import keep_versions, kept_tensors, retain_version
 from hetero.recipe.recipe import Recipe
 from hetero.recipe.sections.model import ModelSection
 from hetero.run.opening import opened, prepare_adapter
@@ -115,3 +116,18 @@ def test_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("size", "text"), [(512, "0.5 KiB"), (3 * 2**20, "3.0 MiB"), (5 * 2**30, "5.0 GiB")])
 def test_readable(size: int, text: str) -> None:
     assert readable(size) == text
+
+
+def test_older_versions_are_planned(tiny_moe_dir: Path) -> None:
+    plain = recipe(tiny_moe_dir)
+    stale = plain.model_copy(update={"rl": plain.rl.model_copy(update={"max_staleness": 2})})
+    key = "older adapter versions"
+    assert memory_plan(plain).parts[key] == 0
+    model = load_model(tiny_moe_dir, device="cpu")
+    prepare_adapter(model, stale.lora, 0)
+    keep_versions(model, 3)
+    for _ in range(4):
+        retain_version(model)
+        bump_adapter_version(model)
+    kept = sum(tensor.nbytes for tensors in kept_tensors(model).values() for tensor in tensors.values())
+    assert memory_plan(stale).parts[key] == 2 * kept, "as much again for the packed copies"

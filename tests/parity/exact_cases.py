@@ -16,13 +16,30 @@ import transformers
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
-from hetero.engine import Completion, Engine, SamplingParams
+from hetero.engine import Completion, Engine, Generation, SamplingParams
 from hetero.kernels.cpu import Context, using
-from hetero.models import KVPool, LoraConfig, bump_adapter_version, load_model, lora_disabled, lora_parameters
+from hetero.models import (
+    KVPool,
+    LoraConfig,
+    adapter_at,
+    adapter_version,
+    bump_adapter_version,
+    keep_versions,
+    load_model,
+    lora_disabled,
+    lora_parameters,
+    retain_version,
+)
 from hetero.train import Trainer, TrainSample
 
 FAMILIES = ("Mixtral", "Qwen3Moe", "DeepseekV3")
-LORA_TARGETS = (("attention", "mlp", "experts"), ("experts",), ("attention",), (".*o_proj|.*down_proj",))
+LORA_TARGETS = (
+    ("attention", "mlp", "experts"),
+    ("experts",),
+    ("experts", "lm_head"),
+    ("attention",),
+    (".*o_proj|.*down_proj",),
+)
 EXPERTS = ("bf16", "int8", "int4", "fp8", "mxfp4", "nf4")
 DENSE = ("bf16", "int8")
 CONTEXT = 256
@@ -53,6 +70,8 @@ class Case:
     sampling: list[SamplingParams]
     settings: tuple[Setting, Setting]
     seed: int
+    steps: list[int]
+    """Engine steps between the updates of a rollout under several adapter versions; one update for each."""
 
 
 def settings() -> st.SearchStrategy[Setting]:
@@ -190,6 +209,7 @@ def cases(draw: st.DrawFn, experts: str | None = None) -> Case:
         sampling,
         (draw(settings()), draw(settings())),
         draw(st.integers(0, 9)),
+        draw(st.lists(st.integers(0, 12), min_size=1, max_size=3)),
     )
 
 
@@ -243,15 +263,45 @@ def trainer_of(model: PreTrainedModel, case: Case, setting: Setting) -> Trainer:
 
 
 def roll_out(
-    engine: Engine, prompts: list[list[int]], sampling: list[SamplingParams], setting: Setting
+    engine: Engine,
+    prompts: list[list[int]],
+    sampling: list[SamplingParams],
+    setting: Setting,
+    version: int | None = None,
 ) -> list[Completion]:
     """Completions in the order of the prompts, asked for in another order, each from its own stream."""
-    order = list(range(len(prompts)))
-    random.Random(setting.order).shuffle(order)
-    done = engine.generate(
-        [prompts[i] for i in order], [sampling[i] for i in order], streams=[(i, i % 2) for i in order]
+    generation = begin(engine, prompts, sampling, setting, version)
+    while not generation.done:
+        engine.step()
+    return in_order(generation.completions, setting)
+
+
+def begin(
+    engine: Engine,
+    prompts: list[list[int]],
+    sampling: list[SamplingParams],
+    setting: Setting,
+    version: int | None = None,
+) -> Generation:
+    order = shuffled(len(prompts), setting)
+    return engine.begin(
+        [prompts[i] for i in order],
+        [sampling[i] for i in order],
+        streams=[(i, i % 2) for i in order],
+        version=version,
     )
-    return [completion for _, completion in sorted(zip(order, done, strict=True), key=lambda pair: pair[0])]
+
+
+def shuffled(count: int, setting: Setting) -> list[int]:
+    order = list(range(count))
+    random.Random(setting.order).shuffle(order)
+    return order
+
+
+def in_order(done: list[Completion], setting: Setting) -> list[Completion]:
+    """What was asked for as `shuffled`, in the order of the prompts."""
+    pairs = zip(shuffled(len(done), setting), done, strict=True)
+    return [completion for _, completion in sorted(pairs, key=lambda pair: pair[0])]
 
 
 def samples_of(prompts: list[list[int]], completions: list[Completion]) -> list[TrainSample]:
@@ -315,6 +365,48 @@ def differences(model: PreTrainedModel, case: Case, isa: str) -> Iterator[tuple[
         with using(second):
             reference = trainer_of(model, case, two).score(base, reference=True)
             yield "rollout of the base model and reference", gap(base, reference)
+        with using(first):
+            yield from versions_side_by_side(model, case, engine, second)
+
+
+def versions_side_by_side(
+    model: PreTrainedModel, case: Case, engine: Engine, other: Context
+) -> Iterator[tuple[str, float]]:
+    """Rollouts begun under one version after the other, and under the base model, and finished together.
+
+    Each must be what its version samples alone, and what is scored under it while others are in memory.
+    """
+    one, two = case.settings
+    keep_versions(model, len(case.steps) + 1)
+    begun = []
+    for number, steps in enumerate([0, *case.steps]):
+        if number:
+            retain_version(model)
+            stir(model, case.seed + 7 * number, 0.05)
+        begun.append((adapter_version(model), begin(engine, case.prompts, case.sampling, one)))
+        for _ in range(steps):
+            engine.step()
+    with lora_disabled(model):
+        base = begin(engine, case.prompts, case.sampling, one)
+    while engine.step():
+        pass
+    with using(other), engine_of(model, two) as single:
+        trainer = trainer_of(model, case, two)
+        for version, generation in begun:
+            done = in_order(generation.completions, one)
+            alone = roll_out(single, case.prompts, case.sampling, two, version=version)
+            yield f"tokens of version {version} and of it alone", tokens_gap(done, alone)
+            samples = samples_of(case.prompts, done)
+            with adapter_at(model, version):
+                scores = trainer.score(samples)
+            yield "rollout beside other versions and scoring", gap(samples, scores)
+            metrics = trainer.forward_backward(samples)
+            yield "rollout and what the trainer finds of an older version", metrics["mismatch/logp_abs_max"]
+            trainer.zero_grad()
+        samples = samples_of(case.prompts, in_order(base.completions, one))
+        scores = trainer.score(samples, reference=True)
+        yield "rollout of the base model beside versions and reference", gap(samples, scores)
+    keep_versions(model, 1)
 
 
 def tokens_gap(one: list[Completion], two: list[Completion]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch.nn import functional
 
 from hetero.engine.model_runner import ModelRunner
 from hetero.kernels import cpu, ops
-from hetero.models import LmHead, lora_disabled
+from hetero.models import LmHead
 from hetero.models.linear import HeteroLinear
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -32,8 +33,11 @@ def dense(module: HeteroLinear, x: Tensor, linear: Callable[[Tensor, Tensor], Te
     out = linear(x.float(), module.packed.unpack().float())
     if module.bias is not None:
         out = out + module.bias
-    if module.lora is not None:
-        out = out + module.lora.scale * linear(linear(x.float(), module.lora.a), module.lora.b)
+    runs = module.lora if isinstance(module.lora, ops.Runs) else ops.Runs((module.lora,), (x.shape[-2],))
+    for lora, first, end in zip(runs.parts, (0, *runs.ends), runs.ends, strict=False):
+        if lora is not None:
+            rows = x[..., first:end, :].float()
+            out[..., first:end, :] += lora.scale * linear(linear(rows, lora.a.float()), lora.b.float())
     return out.to(x.dtype)
 
 
@@ -103,16 +107,38 @@ def head_by_the_number_of_rows(patch: pytest.MonkeyPatch) -> None:
 def sampler_without_the_adapter(patch: pytest.MonkeyPatch) -> None:
     exact = ModelRunner.forward
 
-    def forward(runner: ModelRunner, *batch: Any) -> Tensor:
-        with lora_disabled(runner._model):
-            return exact(runner, *batch)
+    def forward(runner: ModelRunner, token_ids: Tensor, *batch: Any) -> Tensor:
+        return exact(runner, token_ids, *batch[:-1], [("base", len(token_ids))])
 
     patch.setattr(ModelRunner, "forward", forward)
 
 
 @plant
 def cache_that_outlives_an_update(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ModelRunner, "namespace", lambda runner: "policy:0")
+    patch.setattr(ModelRunner, "namespace", lambda runner, version=None: "policy:0")
+    patch.setattr(ModelRunner, "resident", lambda runner: {"policy:0"})
+    patch.setattr(ModelRunner, "_weights", lambda runner, runs: nullcontext())
+
+
+@plant
+def adapter_of_the_row_before(patch: pytest.MonkeyPatch) -> None:
+    """One row too many for the first of several versions in a batch."""
+    exact = ModelRunner._weights
+
+    def weights(runner: ModelRunner, runs: Any) -> Any:
+        if len(runs) > 1 and runs[1][1] > 1:
+            (first, rows), (second, more), *rest = runs
+            runs = [(first, rows + 1), (second, more - 1), *rest]
+        return exact(runner, runs)
+
+    patch.setattr(ModelRunner, "_weights", weights)
+
+
+@plant
+def versions_that_follow_the_masters(patch: pytest.MonkeyPatch) -> None:
+    """A kept version that is not a copy."""
+    patch.setattr(ops.LoraFactors, "frozen", lambda factors, dtype=None: factors)
+    patch.setattr(ops.ExpertLoraFactors, "frozen", lambda factors, experts: factors)
 
 
 @pytest.mark.filterwarnings("ignore:.*whose results may depend on the batch")
