@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hetero.sandbox.aio import AsyncSandbox
+from hetero.sandbox.box_python import PythonResult
 from hetero.sandbox.errors import (
     CapabilityUnavailable,
     DiskLimit,
@@ -22,6 +23,7 @@ from hetero.sandbox.pool import Pool
 from hetero.sandbox.result import Result
 from hetero.sandbox.sandbox import Sandbox
 from hetero.sandbox.snapshot import Snapshot
+from hetero.sandbox.template import Template
 from hetero.sandbox.tiers.bwrap import BubblewrapSandbox
 from hetero.sandbox.tiers.gvisor import GvisorSandbox
 from hetero.sandbox.tiers.landlock import LandlockSandbox
@@ -44,6 +46,7 @@ __all__ = [
     "Policy",
     "PolicyDenied",
     "Pool",
+    "PythonResult",
     "RemoteSandbox",
     "Result",
     "Rule",
@@ -52,6 +55,7 @@ __all__ = [
     "SandboxError",
     "SandboxInfraError",
     "Snapshot",
+    "Template",
     "Verdict",
     "deny",
     "flag",

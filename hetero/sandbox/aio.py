@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hetero.sandbox.box_files import LARGEST_READ, Change, Entry
+from hetero.sandbox.box_python import PythonResult
 from hetero.sandbox.image import Image
 from hetero.sandbox.isolation import Report
 from hetero.sandbox.policy import Policy
@@ -17,6 +18,7 @@ from hetero.sandbox.process import Process
 from hetero.sandbox.result import Result
 from hetero.sandbox.sandbox import Sandbox
 from hetero.sandbox.snapshot import Snapshot
+from hetero.sandbox.template import Template
 
 T = TypeVar("T")
 _THREADS = ThreadPoolExecutor(512, thread_name_prefix="sandbox")
@@ -44,10 +46,11 @@ class AsyncSandbox:
         tier: str = "ns",
         min_isolation: str = "ns",
         labels: Mapping[str, str] | None = None,
+        template: Template | None = None,
     ) -> AsyncSandbox:
         """A new box."""
         options = {"policy": policy, "tier": tier, "min_isolation": min_isolation, "labels": labels}
-        return cls(await threaded(Sandbox.create, image, **options))
+        return cls(await threaded(Sandbox.create, image, template=template, **options))
 
     @property
     def id(self) -> str:
@@ -77,6 +80,13 @@ class AsyncSandbox:
     async def start(self, command: Any, **options: Any) -> Process:
         """Start a command in the background."""
         return await threaded(self.sync.exec, command, **{**options, "background": True})
+
+    async def python(self, code: str, **options: Any) -> PythonResult:
+        """Run Python code in the box's interpreter."""
+        if self._running is None:
+            return await threaded(self.sync.python, code, **options)
+        async with self._running:
+            return await threaded(self.sync.python, code, **options)
 
     async def stream(self, process: Process) -> AsyncIterator[tuple[str, bytes]]:
         """Output of a background command as it comes."""

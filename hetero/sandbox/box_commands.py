@@ -8,12 +8,12 @@ from typing import Any, Literal, overload
 
 from hetero.sandbox.box_state import BoxState
 from hetero.sandbox.journal import decide, log_exec
-from hetero.sandbox.policy import Event
+from hetero.sandbox.policy import Decision, Event
 from hetero.sandbox.process import Process
 from hetero.sandbox.request import arguments, cores_for, exec_request
 from hetero.sandbox.result import Result, result_of
 
-_UNSET = -1.0
+UNSET = -1.0
 
 
 class BoxCommands(BoxState):
@@ -31,7 +31,7 @@ class BoxCommands(BoxState):
         self,
         command: str | Sequence[str],
         *,
-        timeout: float | None = _UNSET,
+        timeout: float | None = UNSET,
         env: Mapping[str, str] | None = None,
         cwd: str = "/workspace",
         stdin: bytes | str | None = None,
@@ -53,16 +53,35 @@ class BoxCommands(BoxState):
         SandboxInfraError.
         """
         argv = arguments(command)
-        limit = self.policy.limits.wall_s if timeout == _UNSET else timeout
+        limit = self.policy.limits.wall_s if timeout == UNSET else timeout
         decision = decide(self.policy, Event("exec", self.id, {"argv": argv, "cwd": cwd}), self._log)
+        given = stdin.encode() if isinstance(stdin, str) else stdin
+        return self._launch(
+            argv, decision, cwd=cwd, env=env or {}, stdin=given, timeout=limit, background=background, tty=tty
+        )
+
+    def _launch(
+        self,
+        argv: list[str],
+        decision: Decision,
+        *,
+        cwd: str,
+        env: Mapping[str, str],
+        stdin: bytes | None,
+        timeout: float | None,
+        background: bool,
+        tty: int = -1,
+        warm: str = "",
+    ) -> Result | Process:
+        """Start what was decided on. `warm`: key of a template whose interpreter is the command."""
         request = exec_request(
             argv,
             self.policy,
             self._weaken,
-            env={**dict(self.image.env), **dict(self.policy.env), **(env or {})},
+            env={**dict(self.image.env), **dict(self.policy.env), **env},
             cwd=cwd,
-            stdin=stdin.encode() if isinstance(stdin, str) else stdin,
-            timeout=limit,
+            stdin=stdin,
+            timeout=timeout,
             stream=background,
             hard_memory=self.isolation.limits["memory"] == "hard",
             cores=cores_for(self.policy, self.id, self.isolation.tier == "ns+cgroup"),
@@ -70,8 +89,8 @@ class BoxCommands(BoxState):
         with self._lock:
             self._need("live")
             files = (tty,) if tty >= 0 else ()
-            channel, host = self._open(request, files)
-            process = Process(channel, host, self._finisher(argv, cwd, decision), limit)
+            channel, host = self._open(request, files, warm)
+            process = Process(channel, host, self._finisher(argv, cwd, decision), timeout)
             self._running.add(process)
         if background:
             threading.Thread(target=process.collect, name=f"sandbox-{self.id}", daemon=True).start()

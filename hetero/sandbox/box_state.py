@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from hetero.sandbox import isolation
+from hetero.sandbox.audit import shortened
 from hetero.sandbox.client import REPLY_S
 from hetero.sandbox.context import Context
 from hetero.sandbox.errors import SandboxDead, SandboxInfraError
@@ -21,6 +22,7 @@ from hetero.sandbox.network import PORT
 from hetero.sandbox.policy import Policy
 from hetero.sandbox.process import Host, Process
 from hetero.sandbox.request import box_spec, group_limits
+from hetero.sandbox.template import Template
 
 State = Literal["live", "frozen", "hibernated", "closed"]
 
@@ -44,7 +46,8 @@ class BoxState:
         self.parent, self.policy, self.image, self.labels = parent, policy, image, dict(labels)
         self._shared, self._layers, self._weaken = shared, layers, weaken
         self._running: set[Process] = set()
-        self._lock = threading.RLock()
+        self._lock, self._python_lock = threading.RLock(), threading.Lock()
+        self.template: Template | None = None
         self._state: State = "closed"
         self._directory: Path | None = None
         self._isolation: isolation.Report | None = None
@@ -71,10 +74,15 @@ class BoxState:
     def _ask(self, operation: str, details: Any, frame: Any = None) -> Any:
         return self._shared.launcher.ask(operation, self.id, details, frame)
 
-    def _open(self, request: dict[str, Any], files: tuple[int, ...]) -> tuple[socket.socket, Host]:
+    def _open(
+        self, request: dict[str, Any], files: tuple[int, ...], warm: str = ""
+    ) -> tuple[socket.socket, Host]:
         """Start a command: the channel on which its worker answers, and what tells whether that lives."""
         launcher = self._shared.launcher
-        return launcher.open("work", self.id, {}, request, files), launcher
+        return launcher.open("work", self.id, {"warm": warm}, request, files), launcher
+
+    def _code_for_journal(self, code: str) -> dict[str, Any]:
+        return shortened(["python3", "-c", code])
 
     def _work(self, request: dict[str, Any]) -> Any:
         """Do a file operation; the worker's answer."""

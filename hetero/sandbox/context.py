@@ -11,6 +11,7 @@ from hetero.sandbox.audit import Audit
 from hetero.sandbox.client import Launcher, launcher
 from hetero.sandbox.launcher import tree
 from hetero.sandbox.store import store_root
+from hetero.sandbox.template import Template
 
 
 class Context:
@@ -20,7 +21,8 @@ class Context:
         self.launcher = process
         self.audit = Audit(store_root() / "audit" / f"{process.run.path.name}.jsonl")
         self._held: Counter[str] = Counter()
-        self._lock = threading.Lock()
+        self._templates: set[Template] = set()
+        self._lock, self._warming = threading.Lock(), threading.Lock()
         self._controllers: list[str] | None = None
 
     def controllers(self) -> list[str]:
@@ -28,6 +30,13 @@ class Context:
         if self._controllers is None:
             self._controllers = list(self.launcher.ask("state", "")["ok"]["groups"])
         return self._controllers
+
+    def ready(self, template: Template) -> None:
+        """Start a template's interpreter, unless it has been. Raises CapabilityUnavailable."""
+        with self._warming:
+            if template not in self._templates:
+                template.start(self.launcher)
+                self._templates.add(template)
 
     def hold(self, layers: Iterable[str]) -> None:
         """Keep sealed layers."""

@@ -115,6 +115,17 @@ class Process:
             yield item
         self._output.put(None)
 
+    def read(self, timeout: float | None) -> tuple[str, bytes] | None:
+        """The next piece of output; None when the command has ended, or has said nothing for `timeout`
+        seconds."""
+        try:
+            item = self._output.get(timeout=timeout)
+        except queue.Empty:
+            return None
+        if item is None:
+            self._output.put(None)
+        return item
+
     def wait(self) -> Result:
         """The result, once the command has ended. Raises SandboxInfraError or SandboxDead without one."""
         self._done.wait()

@@ -17,3 +17,4 @@ def text_of(name: str) -> str:
 
 ANSWER = text_of("answer")
 TESTER = text_of("tester")
+REPL = text_of("repl")

@@ -8,18 +8,20 @@ from typing import Literal, TypeVar
 
 from hetero.errors import ArgumentError
 from hetero.sandbox import isolation
-from hetero.sandbox.box_commands import BoxCommands
 from hetero.sandbox.box_files import BoxFiles
+from hetero.sandbox.box_python import BoxPython
 from hetero.sandbox.context import context
+from hetero.sandbox.errors import CapabilityUnavailable
 from hetero.sandbox.image import Image, as_image, workspace_layer
 from hetero.sandbox.policy import Policy
 from hetero.sandbox.snapshot import Snapshot, seal
+from hetero.sandbox.template import Template
 
 Self = TypeVar("Self", bound="Sandbox")
 _KINDS: dict[str, type[Sandbox]] = {}
 
 
-class Sandbox(BoxFiles, BoxCommands):
+class Sandbox(BoxFiles, BoxPython):
     """A box. Make one with `Sandbox.create`; use it in a `with` block, or `close` it.
 
     Any thread may call any method. All of it also exists for asyncio: see AsyncSandbox.
@@ -40,6 +42,7 @@ class Sandbox(BoxFiles, BoxCommands):
         tier: str = "ns",
         min_isolation: str = "ns",
         labels: Mapping[str, str] | None = None,
+        template: Template | None = None,
         _weaken: tuple[str, ...] = (),
     ) -> Self:
         """A new box.
@@ -50,16 +53,27 @@ class Sandbox(BoxFiles, BoxCommands):
             min_isolation: the weakest tier that will do (isolation.TIERS). Nothing weaker is ever started: a
                 weaker `tier` than the default has to be named here, too.
             labels: for the journal.
+            template: an interpreter with its imports done, from which `python` forks. Tier ns, images of the
+                host only.
 
         Raises IsolationUnavailable, CapabilityUnavailable, LimitUnavailable, ImageError, SandboxInfraError.
         """
         isolation.rank(min_isolation)
         kind = cls._of_tier(tier)
         found, shared = kind._image(image), context()
+        if template is not None:
+            if kind.tier != "ns" or not found.host:
+                raise CapabilityUnavailable(
+                    "A template forks this machine's interpreter, which only boxes of the tier ns over the "
+                    "host's programs can take in.",
+                    "Leave the template out; Sandbox.python starts the image's own python3.",
+                )
+            shared.ready(template)
         layers = found.layers
         if found.workspace:
             layers = (workspace_layer(shared.launcher.run, found.workspace), *layers)
         box = kind(shared, found, layers, policy or Policy(), labels or {}, _weaken)
+        box.template = template
         shared.hold(layers)
         try:
             box._start(min_isolation)

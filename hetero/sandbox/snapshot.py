@@ -65,6 +65,7 @@ class Snapshot(Generic[B]):
             changes.get("weaken", source._weaken),
             self.id,
         )
+        box.template = source.template
         shared.hold(self.layers)
         try:
             box._start()

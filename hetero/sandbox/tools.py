@@ -104,7 +104,11 @@ def _told(result: Result) -> str:
 
 
 def _python(box: Sandbox, code: str, timeout: float = 30) -> str:
-    return _told(box.exec(["python3", "-"], stdin=code, timeout=timeout))
+    done = box.python(code, timeout=timeout)
+    parts = [done.stdout, done.stderr]
+    if done.reason:
+        parts.append(f"[the interpreter has ended, its variables are gone: {done.reason}]")
+    return "\n".join(part.rstrip("\n") for part in parts if part) or "[no output]"
 
 
 def _bash(box: Sandbox, command: str, timeout: float = 60) -> str:
@@ -158,7 +162,11 @@ TOOLS: dict[str, Tool] = {
     tool.name: tool
     for tool in (
         _tool(
-            "python", _python, "Run a Python program; see what it prints.", code="string", timeout="number"
+            "python",
+            _python,
+            "Run Python code and see what it prints; variables stay between calls.",
+            code="string",
+            timeout="number",
         ),
         _tool("bash", _bash, "Run a shell command in /workspace.", command="string", timeout="number"),
         _tool(

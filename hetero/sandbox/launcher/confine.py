@@ -65,7 +65,7 @@ def become_command(
         stage = ""
         wall_in(request)
         stage = request["argv"][0]
-        find_and_execute(request["argv"], request["env"])
+        request.get("start", find_and_execute)(request["argv"], request["env"])
     except BaseException as error:
         number = getattr(error, "errno", None) or 5
         text = os.strerror(number) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"

@@ -22,6 +22,7 @@ from hetero.sandbox.launcher.execute import execute
 from hetero.sandbox.launcher.files import serve_files
 from hetero.sandbox.launcher.groups import Groups, Seat
 from hetero.sandbox.launcher.listen import listen
+from hetero.sandbox.launcher.templates import Templates, hand_over
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class Launcher:
         self.boxes: dict[str, Box] = {}
         self.where: dict[int, str] = {}
         self.groups = Groups(settings["groups"], settings["cgroups"], settings["outer"])
+        self.templates = Templates()
         self.wake, self._woken = os.pipe()
         for handle in (self.wake, self._woken):
             os.set_blocking(handle, False)
@@ -133,16 +135,21 @@ class Launcher:
         known = self.boxes.get(name)
         if known is None or known.closing:
             raise OSError(3, f"box {name} is closed")
+        line = self.templates.line(details["warm"]) if details.get("warm") else None
         pid, handle = k.clone(0)
         if pid == 0:
-            self._child(lambda: self._work(known, handles))
+            self._child(lambda: self._work(known, handles, line))
         os.close(handle)
         known.members.add(pid)
         self.where[pid] = name
 
-    def _work(self, known: Box, handles: list[int]) -> None:
+    def _do_warm(self, name: str, details: dict[str, Any], handles: list[int]) -> None:
+        self.templates.start(name, details, handles[0])
+
+    def _work(self, known: Box, handles: list[int], line: _socket.socket | None) -> None:
         channel, tty = handles[0], handles[1] if len(handles) > 1 else -1
-        kept = {0, 1, 2, channel, known.handle, known.lifeline[0], *known.seat.handles()}
+        own = [channel, known.handle, known.lifeline[0], *known.seat.handles()]
+        kept = {0, 1, 2, *own, *([line.fileno()] if line is not None else [])}
         k.close_all_but(kept | ({tty} if tty >= 0 else set()))
         _signal.set_wakeup_fd(-1)
         k.prctl(k.PR_SET_PDEATHSIG, k.SIGKILL)
@@ -150,7 +157,9 @@ class Launcher:
         if request is None:
             return
         try:
-            if request["op"] == "listen":
+            if line is not None:
+                hand_over(line, {**request, "born_in_group": known.seat.birth >= 0}, known.pid, own)
+            elif request["op"] == "listen":
                 listen(request, channel, (known.pid, known.handle))
             elif request["op"] == "exec":
                 execute(request, channel, (known.pid, known.handle), known.lifeline[0], known.seat, tty)
@@ -203,6 +212,7 @@ class Launcher:
                 pid = 0
             if pid == 0:
                 break
+            self.templates.ended(pid)
             name = self.where.pop(pid, None)
             if name is not None and name in self.boxes:
                 known = self.boxes[name]

@@ -14,14 +14,14 @@ from hetero.sandbox.launcher import kernel as k
 from hetero.sandbox.launcher.serve import Launcher
 
 
-def _hide_arguments() -> None:
+def hide_arguments(shown: bytes) -> None:
     """Overwrite this process's command line: every box's first process shows it as its own."""
     with open("/proc/self/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()
     for start, end in ((int(fields[45]), int(fields[46])), (int(fields[47]), int(fields[48]))):
         if end > start:
             ctypes.memset(start, 0, end - start)
-    name = ctypes.create_string_buffer(b"sandbox-init")
+    name = ctypes.create_string_buffer(shown)
     k.prctl(k.PR_SET_NAME, ctypes.addressof(name))
 
 
@@ -33,7 +33,7 @@ def main() -> None:
     if os.getppid() != int(sys.argv[2]):
         return
     if "argv" not in settings["weaken"]:
-        _hide_arguments()
+        hide_arguments(b"sandbox-init")
     k.prctl(k.PR_SET_CHILD_SUBREAPER, 1)
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

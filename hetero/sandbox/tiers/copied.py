@@ -155,7 +155,9 @@ class CopiedSandbox(Sandbox):
         request["fence"] = (self._tree, list(policy.writable), list(policy.protected))
         return self._reply(request)
 
-    def _open(self, request: dict[str, Any], files: tuple[int, ...]) -> tuple[socket.socket, Any]:
+    def _open(
+        self, request: dict[str, Any], files: tuple[int, ...], warm: str = ""
+    ) -> tuple[socket.socket, Any]:
         sums = request["sums"]
         watched = {"disk": sums["disk"] + self._base[0], "inodes": sums["inodes"] + self._base[1]}
         request["sums"] = {**sums, **watched, "processes": None}

@@ -127,7 +127,9 @@ class RemoteSandbox(Sandbox, tier="microvm"):
                 raise dead(error, self.id) from error
             raise
 
-    def _open(self, request: dict[str, Any], files: tuple[int, ...]) -> tuple[socket.socket, Any]:
+    def _open(
+        self, request: dict[str, Any], files: tuple[int, ...], warm: str = ""
+    ) -> tuple[socket.socket, Any]:
         if files:
             raise CapabilityUnavailable("A terminal of this machine cannot be lent to a remote box.")
         assert self._agent is not None
