@@ -6,7 +6,7 @@ OUT    ?= runs/quickstart
 # Versions this release was tested with; the package itself only states lower bounds.
 PINS   := -c constraints.txt
 
-.PHONY: quickstart test test-slow lint format install
+.PHONY: quickstart test test-slow test-sandbox-user lint format install
 
 quickstart: $(VENV)
 	$(BIN)/pip install --quiet $(PINS) '.[gguf]'
@@ -17,6 +17,13 @@ test: install lint
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow -p no:cacheprovider
+
+# As root, the tests of sandboxes show one half; this is the other. The checkout and the interpreter must be
+# readable by others.
+TEST_USER ?= 1500
+test-sandbox-user: install
+	setpriv --reuid=$(TEST_USER) --regid=$(TEST_USER) --clear-groups sh -c 'HOME=$$(mktemp -d) \
+	  exec $(BIN)/python -m pytest -m "not slow" -p no:cacheprovider tests/sandbox'
 
 lint:
 	$(BIN)/ruff check .

@@ -97,7 +97,7 @@ COMMANDS = {
     "sandbox shell": "--image --tier --min-isolation",
     "sandbox ls": "--json",
     "sandbox gc": "--json",
-    "sandbox bench": "--json --n",
+    "sandbox bench": "--json --n --crowd",
     "sandbox doctor": "--json",
     "sandbox audit verify": "JOURNAL",
     "sandbox audit show": "JOURNAL --json",

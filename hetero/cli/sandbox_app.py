@@ -81,9 +81,12 @@ def gc(json: JsonOption = False) -> None:
 def bench(
     json: JsonOption = False,
     n: Annotated[int, typer.Option(min=1, help="Repetitions of each operation.")] = 200,
+    crowd: Annotated[
+        int, typer.Option(min=0, help="Also let so many sandboxes run tests at once; 0: none.")
+    ] = 0,
 ) -> None:
     """Measure create, exec, snapshot, fork and close, and the memory of an idle sandbox."""
-    command("sandbox_bench", as_json=json, n=n)
+    command("sandbox_bench", as_json=json, n=n, crowd=crowd)
 
 
 @sandbox.command()

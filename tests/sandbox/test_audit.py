@@ -128,7 +128,7 @@ def test_commands_verify_and_show(journal: Path, box: Sandbox, tmp_path: Path) -
             [sys.executable, "-m", "hetero.cli", "sandbox", *arguments],
             capture_output=True,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(root)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join((str(root), *filter(None, sys.path)))},
             check=False,
         )
 

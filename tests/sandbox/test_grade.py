@@ -181,7 +181,7 @@ def test_a_conftest_fools_pytest_in_the_workspace_only(make_box: Make) -> None:
         box.write_file("solution.py", HONEST)
         pytest_run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py"]
         if "No module named" in (honest := box.exec(pytest_run)).stderr or honest.failure:
-            pytest.skip("this interpreter cannot be read by the boxes' user")
+            pytest.skip("the directories of this interpreter hold no pytest")
         assert honest.exit == 1
         box.write_file("conftest.py", CONFTEST)
         assert box.exec(pytest_run).exit == 0

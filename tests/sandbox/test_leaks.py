@@ -68,15 +68,14 @@ def _is_zombie(pid: int) -> bool:
         return True
 
 
-def groups() -> set[str]:
-    """Control groups of launchers."""
-    root = Path("/sys/fs/cgroup")
-    return {str(path) for pattern in ("hetero-*", "*/hetero-*") for path in root.glob(pattern)}
+def groups(owner: int) -> set[object]:
+    """Control groups of one process's launchers."""
+    name, root = f"hetero-{owner}-*", Path("/sys/fs/cgroup")
+    return {str(path) for pattern in (name, f"*/{name}") for path in root.glob(pattern)}
 
 
 def kill_owner(store: Path, seed: int, what: str = "owner") -> None:
     """Start an owner, SIGKILL it at a random moment, and see everything of it vanish."""
-    before = groups()
     runs = set((store / "runs").iterdir())
     env = {**os.environ, "HETERO_STORE": str(store), "PYTHONPATH": str(ROOT)}
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, env=env, text=True)
@@ -93,7 +92,7 @@ def kill_owner(store: Path, seed: int, what: str = "owner") -> None:
         owner.wait()
         owner.stdout.close()
     deadline = time.monotonic() + 30
-    while left := alive(family) | (groups() - before) | (set((store / "runs").iterdir()) - runs):
+    while left := alive(family) | groups(owner.pid) | (set((store / "runs").iterdir()) - runs):
         if what == "launcher" and not alive(family):
             stores.sweep()
         assert time.monotonic() < deadline, left
@@ -136,8 +135,7 @@ def cycles(count: int) -> None:
     assert Path("/proc/self/mountinfo").read_text() == mounts
     for kind in ("boxes", "layers"):
         assert list((found.run.path / kind).iterdir()) == []
-    mine_only = [path for path in groups() if path.endswith(found.run.path.name)]
-    assert not [path for path in mine_only if any(Path(path).glob("*/cgroup.procs"))]
+    assert not [path for path in groups(os.getpid()) if any(Path(str(path)).glob("*/cgroup.procs"))]
 
 
 def test_a_hundred_cycles_leave_nothing() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from hetero.errors import ArgumentError
 from hetero.sandbox.aio import AsyncSandbox
+from hetero.sandbox.crowd import crowd
 from hetero.sandbox.errors import SandboxDead
 from hetero.sandbox.pool import Pool
 from hetero.sandbox.sandbox import Sandbox
@@ -90,3 +93,27 @@ def test_bad_watermarks_and_closed_pools_are_refused() -> None:
                 pass
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("num_boxes", [12, pytest.param(64, marks=pytest.mark.slow)])
+def test_a_crowd_is_served_in_its_order_and_nobody_fails(num_boxes: int) -> None:
+    """More boxes that run tests than there are cores: all wait, in the order in which they came, and all
+    pass."""
+    found = asyncio.run(crowd(num_boxes, max_running=2))
+    assert found.failures == []
+    assert found.order == list(range(num_boxes))
+    assert found.most == 2
+    assert len(found.started) == num_boxes
+    assert max(found.queued) > max(found.started), "it was no crowd: nobody waited long for a turn"
+
+
+def test_a_failure_in_a_crowd_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hetero.sandbox.crowd._TESTS", "raise SystemExit(3)")
+    assert len(asyncio.run(crowd(3, max_running=2)).failures) == 3
+
+
+def test_commands_without_a_pool_do_not_fail_for_their_number(make_box: Callable[..., Sandbox]) -> None:
+    boxes = [make_box() for _ in range(24)]
+    with ThreadPoolExecutor(48) as threads:
+        waiting = [threads.submit(box.exec, ["echo", str(n)]) for n, box in enumerate(boxes * 2)]
+        assert [done.result().stdout for done in waiting] == [f"{n}\n" for n in range(48)]

@@ -162,7 +162,7 @@ def test_9_proc_tells_nothing_of_the_harness(make_box: Make, store: Path) -> Non
     seen = make_box().exec(look).stdout
     for secret in (str(store), "hetero", "python", str(ROOT), str(os.getpid())):
         assert secret not in seen, secret
-    assert make_box().exec("ls -d /proc/[0-9]* | wc -l").stdout.strip() in {"4", "5"}
+    assert int(make_box().exec("ls -d /proc/[0-9]* | wc -l").stdout) <= 5  # init, bash, ls, wc
     assert str(store) in make_box("names").exec(look).stdout
     pid = os.getpid()
     assert not make_box().exec(f"test -e /proc/{pid}/status").ok
