@@ -17,7 +17,6 @@ from hetero.sandbox.errors import SandboxDead, SandboxInfraError
 from hetero.sandbox.gateway import gateway
 from hetero.sandbox.image import Image, skeleton
 from hetero.sandbox.isolation import Report
-from hetero.sandbox.launcher import tree
 from hetero.sandbox.network import PORT
 from hetero.sandbox.policy import Policy
 from hetero.sandbox.process import Host, Process
@@ -151,7 +150,7 @@ class BoxState:
             if self._shared.launcher.process.poll() is None:
                 raise
         if self._directory is not None:
-            tree.remove(str(self._directory))
+            self._shared.launcher.janitor.take(self._directory)
             self._directory = None
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hetero.sandbox.errors import SandboxDead, SandboxInfraError
+from hetero.sandbox.janitor import Janitor
 from hetero.sandbox.launcher import wire
 from hetero.sandbox.store import Run, close_run, open_run, outer_ids
 
@@ -46,6 +47,7 @@ class Launcher:
     def __init__(self, weaken: tuple[str, ...] = (), cgroups: str = CGROUPS) -> None:
         self.run: Run = open_run()
         self.pid = os.getpid()
+        self.janitor = Janitor(self.run.path / "gone")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control = ours
         settings = {
@@ -127,6 +129,7 @@ class Launcher:
         """End the launcher and with it every box; their directories are gone afterwards."""
         if self.pid != os.getpid():
             return
+        self.janitor.close()
         self._control.close()
         try:
             self.process.wait(30)

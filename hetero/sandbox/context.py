@@ -9,7 +9,6 @@ from pathlib import Path
 
 from hetero.sandbox.audit import Audit
 from hetero.sandbox.client import Launcher, launcher
-from hetero.sandbox.launcher import tree
 from hetero.sandbox.store import store_root
 from hetero.sandbox.template import Template
 
@@ -55,7 +54,7 @@ class Context:
         own = self.launcher.run.path / "layers"
         for layer in gone:
             if Path(layer).parent == own and not Path(layer).name.startswith("w"):
-                tree.remove(layer)
+                self.launcher.janitor.take(layer)
 
 
 _context: Context | None = None

@@ -10,7 +10,6 @@ from typing import Any, Generic, TypeVar
 
 from hetero.sandbox.box_state import BoxState
 from hetero.sandbox.errors import SandboxInfraError
-from hetero.sandbox.launcher import tree
 from hetero.sandbox.merge import merge
 
 B = TypeVar("B", bound=BoxState)
@@ -126,7 +125,7 @@ def _take_upper(box: B, target: Path) -> bool:
     box._directory = None
     box._end_processes()
     (directory / "u").rename(target)
-    tree.remove(str(directory))
+    box._shared.launcher.janitor.take(directory)
     return True
 
 
@@ -140,7 +139,7 @@ def _copy_frozen(box: B, target: Path) -> None:
         request = {"op": "copy", "target": str(target), "uid": box.policy.uid, "weaken": list(box._weaken)}
         reply = box._ask("work", {}, request)
         if "error" in reply:
-            tree.remove(str(target))
+            box._shared.launcher.janitor.take(target)
             raise SandboxInfraError(f"The snapshot could not be copied: {reply['error']}.")
     finally:
         if was_live:
@@ -156,5 +155,5 @@ def flattened(box: B, layers: tuple[str, ...]) -> tuple[str, ...]:
     merged = [layer for layer in layers if Path(layer).parent == own and not Path(layer).name.startswith("w")]
     target = box._shared.launcher.run.new_directory("layers", secrets.token_hex(6))
     merge(merged, str(target))
-    tree.remove(layers[0])
+    box._shared.launcher.janitor.take(layers[0])
     return (str(target), *layers[len(merged) :])
