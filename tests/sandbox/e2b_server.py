@@ -6,6 +6,7 @@ Boxes are directories, commands run on the host in them: for tests of the client
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import os
 import shutil
@@ -41,7 +42,7 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, root: Path) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.root, self.count = root, 0
+        self.root, self.numbers = root, itertools.count(1)  # requests come from several threads
         self.machines: dict[str, Machine] = {}
         self.templates: dict[str, Path] = {"base": root / "base"}
         self.templates["base"].mkdir(parents=True)
@@ -51,10 +52,10 @@ class Server(ThreadingHTTPServer):
 
     def make(self, template: Path) -> Machine:
         """A new box with a template's files."""
-        self.count += 1
-        name = f"box{self.count}"
+        number = next(self.numbers)
+        name = f"box{number}"
         shutil.copytree(template, self.root / name, symlinks=True)
-        self.machines[name] = Machine(self.root / name, name, f"token{self.count}")
+        self.machines[name] = Machine(self.root / name, name, f"token{number}")
         return self.machines[name]
 
 

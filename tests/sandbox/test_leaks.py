@@ -129,11 +129,12 @@ def cycles(count: int) -> None:
             if number % 50 == 0:
                 for child in box.fork(2):
                     child.close()
+    found.janitor.close()
     assert descendants(found.process.pid) == family
     assert os.listdir("/proc/self/fd") == mine
     assert os.listdir(f"/proc/{found.process.pid}/fd") == theirs
     assert Path("/proc/self/mountinfo").read_text() == mounts
-    for kind in ("boxes", "layers"):
+    for kind in ("boxes", "layers", "gone"):
         assert list((found.run.path / kind).iterdir()) == []
     assert not [path for path in groups(os.getpid()) if any(Path(str(path)).glob("*/cgroup.procs"))]
 
