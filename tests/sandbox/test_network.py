@@ -21,6 +21,7 @@ from hetero.sandbox.errors import CapabilityUnavailable
 from hetero.sandbox.grade import fresh_fork
 from hetero.sandbox.network import Network, Rule
 from hetero.sandbox.policy import ALLOW, Decision, Event, Policy, deny
+from hetero.sandbox.proxy import connection, heads
 from hetero.sandbox.proxy.connection import Client, serve
 from hetero.sandbox.proxy.heads import BadRequest, parse
 from hetero.sandbox.proxy.names import host_of, is_public, matches
@@ -357,3 +358,42 @@ def test_a_name_is_looked_up_once_and_its_addresses_are_the_only_ones(site: int)
         assert why in data
         assert looked == 1
         assert len(told) == 1
+
+
+@pytest.mark.parametrize(
+    ("host", "address", "wall", "missing"),
+    [
+        ("a.com", "::ffff:127.0.0.1", (connection, "is_public"), lambda _: True),
+        ("127.0.0.1", "127.0.0.1", (heads, "host_of"), lambda text: text),
+        ("nota.com", "127.0.0.1", (connection, "matches"), lambda host, _, rules: host.endswith(rules[0][0])),
+        ("a.com", "127.0.0.1", (connection, "_asked"), None),
+    ],
+    ids=["hidden address", "address as a name", "half a label", "refused by the owner"],
+)
+def test_15_every_wall_of_the_proxy_is_needed(
+    site: int, monkeypatch: pytest.MonkeyPatch, host: str, address: str, wall: Any, missing: Any
+) -> None:
+    """A trick that the proxy refuses reaches the host's own site once the one wall against it is missing."""
+    private, refused = missing is None or wall[1] != "is_public", missing is None
+
+    async def run(verdict: str) -> bytes:
+        async def lookup(name: str, port: int) -> list[str]:
+            return [address]
+
+        async def ask(event: dict[str, Any]) -> str:
+            return verdict
+
+        rules = [("a.com", [site])] if wall[1] != "host_of" else [(host, [site])]
+        client = Client(rules, 10_000, 4, private=private)
+        ours, theirs = socket.socketpair()
+        reader, writer = await asyncio.open_connection(sock=theirs)
+        ours.sendall(f"CONNECT {host}:{site} HTTP/1.1\r\n\r\nGET /x HTTP/1.0\r\n\r\n".encode())
+        ours.shutdown(socket.SHUT_WR)
+        await serve(reader, writer, client, ask, lookup)
+        with ours:
+            return await asyncio.to_thread(lambda: b"".join(iter(lambda: ours.recv(4096), b"")))
+
+    assert b"GET /x" not in asyncio.run(run("deny" if refused else "allow"))
+    if missing is not None:
+        monkeypatch.setattr(*wall, missing)
+    assert b"GET /x" in asyncio.run(run("allow"))
