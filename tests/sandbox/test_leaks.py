@@ -119,6 +119,7 @@ def cycles(count: int) -> None:
     with Sandbox.create() as box:
         box.exec(["true"])
     found = launcher()
+    found.janitor.close()
     family, mine = descendants(found.process.pid), os.listdir("/proc/self/fd")
     theirs = os.listdir(f"/proc/{found.process.pid}/fd")
     mounts = Path("/proc/self/mountinfo").read_text()
