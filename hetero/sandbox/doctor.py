@@ -102,7 +102,7 @@ _OTHER_FIXES = {
     "hard_disk": ("tmpfs lacks user extended attributes", "Use Linux 6.6 or newer."),
     "hard_memory": (
         "control groups are not writable",
-        "Run as root, or start under `systemd-run --user --scope -p Delegate=yes`.",
+        "Run as root; boxes of other users are watched from outside.",
     ),
     "store": ("the store's directory cannot be written", "Set HETERO_STORE to a directory on a local disk."),
     "tier_landlock": (

@@ -67,7 +67,7 @@ def require(wanted: str, got: Report) -> None:
     if rank(got.tier) < rank(wanted):
         fixes = {
             "ns": "Use the tier ns (the default), or name a weaker one as min_isolation, too.",
-            "ns+cgroup": "Run as root, or delegate a cgroup.",
+            "ns+cgroup": "Run as root, where control groups can be made.",
         }
         raise IsolationUnavailable(
             f"Isolation {wanted!r} was required; here is {got.tier!r}.",
