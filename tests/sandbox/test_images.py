@@ -20,6 +20,7 @@ import pytest
 from hetero.sandbox.errors import ImageError
 from hetero.sandbox.image import Image, as_image, oci_image
 from hetero.sandbox.oci.limits import ImageLimits
+from hetero.sandbox.oci.unpack import Layer
 from hetero.sandbox.policy import Policy
 from hetero.sandbox.sandbox import Sandbox
 
@@ -261,6 +262,34 @@ def test_hostile_layers_are_refused(name: str, host_dir: Path, store: Path) -> N
     assert not Path("/planted").exists()
 
 
+@pytest.mark.parametrize(
+    "name", ["a file below a link that leads out", "a hard link to the host", "a deletion that climbs"]
+)
+def test_19_a_trusting_unpacker_lets_hostile_layers_out(
+    name: str, host_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tests above can fail: with the tar file believed, the same layers reach the host's files."""
+
+    def trusting(self: Layer, stream: Any) -> None:
+        with tarfile.open(fileobj=stream, mode="r|") as archive:
+            archive.extractall(self._target, filter="fully_trusted")
+        reached.extend(path for path in self._target.rglob("planted") if path.samefile(secret))
+
+    reached: list[Path] = []
+    secret = host_dir / "secret"
+    secret.write_text("of the host")
+    monkeypatch.setattr(Layer, "unpack", trusting)
+    rows = [
+        entry(member.name, data, type=member.type, linkname=member.linkname.format(host=host_dir))
+        for member, data in HOSTILE[name]
+    ]
+    if rows[-1][0].islnk():  # what tar itself makes relative to the place of unpacking
+        rows[-1][0].linkname = str(secret)
+    oci_image(layout(host_dir / "image", [layer(*rows)]))
+    planted = [path for path in host_dir.iterdir() if path.name not in ("image", "secret")]
+    assert planted or reached
+
+
 def test_links_that_lead_out_lead_to_the_box(make_box: Make, host_dir: Path) -> None:
     (host_dir / "secret").write_text("of the host")
     rows = [link("leak", f"{host_dir}/secret"), link("srv", "/"), link("opt", "../../../../../..")]
@@ -340,6 +369,7 @@ def test_bombs_are_stopped(host_dir: Path) -> None:
     path = layout(host_dir / "zip", [zeros])
     with pytest.raises(ImageError, match="larger than 1000000 bytes"):
         oci_image(path, limits=ImageLimits(bytes=1_000_000))
+    assert (Path(oci_image(path).layers[0]) / "zeros").stat().st_size == 50_000_000
     many = layout(host_dir / "many", [layer(*(entry(f"f{number}") for number in range(600)))])
     with pytest.raises(ImageError, match="more than 500 entries"):
         oci_image(many, limits=ImageLimits(entries=500))
