@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from hetero.train.metrics import TokenLog, loss_metrics, mismatch_metrics
+from hetero.train.metrics import TokenLog, loss_metrics, mismatch_metrics, mismatch_of, off_policy_of
 
 
 def vectors(seed: int = 0, n: int = 500) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -122,3 +122,39 @@ def test_loss_metrics_are_token_means() -> None:
     }
     assert metrics == pytest.approx(expected, rel=1e-12)
     assert loss_metrics(TokenLog(), 0.0) == {"loss": 0.0}
+
+
+def logged(**columns: object) -> TokenLog:
+    log = TokenLog()
+    log.add({name: torch.as_tensor(column) for name, column in columns.items()})
+    return log
+
+
+def test_logs_of_several_versions_are_compared_as_one() -> None:
+    """Each numbers its own samples; tokens that were not sampled under the version computed are left out."""
+    old, new = torch.tensor([-1.0, -2.0, -3.0]), torch.tensor([-1.5, -2.0, -3.25])
+    yes = torch.tensor([True, True, True])
+    one = logged(old_logprobs=old, logprobs=new, samples=[0, 0, 1], compared=[True, False, True])
+    two = logged(old_logprobs=old, logprobs=new, samples=[0, 1, 1], compared=yes)
+    found = mismatch_of(one, two, TokenLog())
+    columns = (old[[0, 2, 0, 1, 2]].numpy(), new[[0, 2, 0, 1, 2]].numpy(), np.array([0, 1, 2, 3, 3]))
+    assert found == mismatch_metrics(*columns)
+    assert found["mismatch/tokens"] == 5
+    assert mismatch_of(TokenLog()) == {}
+
+
+def test_off_policy_metrics_are_those_of_the_ratio() -> None:
+    old = torch.tensor([-1.0, -2.0, math.nan, -0.5])
+    new = torch.tensor([-1.25, -1.0, -3.0, -0.5])
+    ratio = np.exp([-0.25, 1.0, 0.0])
+    assert off_policy_of(logged(old_logprobs=old, logprobs=new)) == pytest.approx(
+        {
+            "off_policy/ratio_mean": ratio.mean(),
+            "off_policy/ratio_min": ratio.min(),
+            "off_policy/ratio_max": ratio.max(),
+            "off_policy/ess": ratio.sum() ** 2 / (3 * (ratio**2).sum()),
+            "off_policy/kl_k3": (ratio - 1 - np.log(ratio)).mean(),
+        }
+    )
+    assert off_policy_of(TokenLog()) == {}
+    assert off_policy_of(logged(old_logprobs=[math.nan], logprobs=[-1.0])) == {}

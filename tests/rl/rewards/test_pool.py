@@ -283,6 +283,31 @@ def test_groups_are_scored_together():
     assert [score.values["by_name"] for score in scores] == [3.0, 3.0, 1.0, 1.0, 2.0, 2.0, 9.0, 2.0, 1.0]
 
 
+def test_waiting_for_some_leaves_the_groups_of_others_alone():
+    """Answers of the next step are scored beside those of this one."""
+    with RewardPool([RewardSpec(STRANGE + "rank", per="group")]) as pool:
+        first, *rest = [
+            pool.submit(Sample("p", f"value {n}", {}, group="later", group_size=3)) for n in (3, 1)
+        ]
+        now = [pool.submit(Sample("q", f"value {n}", {}, group="now", group_size=2)) for n in (5, 4)]
+        assert [score.total for score in pool.gather(now)] == [1.0, 0.0]
+        rest.append(pool.submit(Sample("p", "value 2", {}, group="later", group_size=3)))
+        assert [score.total for score in pool.gather([first, *rest])] == [2.0, 0.0, 1.0]
+
+
+def test_others_may_work_while_a_score_is_awaited():
+    calls = []
+
+    def work() -> bool:
+        calls.append(len(calls))
+        return len(calls) < 20  # then nothing is left to be done
+
+    with RewardPool([BY_NAME], timeout=10) as pool:
+        ticket = pool.submit(Sample("p", "sleep 0.5", {}))
+        assert pool.gather([ticket], work)[0].total == 1.0
+    assert len(calls) >= 20
+
+
 def test_async_functions_wait_together():
     with RewardPool([STRANGE + "waits"], num_workers=1, timeout=2.0, max_failed=1.0) as pool:
         begin = time.monotonic()
