@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,9 @@ def test_json_lines_of_a_model_that_is_well(hetero: Any, tiny_moe_dir: Path) -> 
 def test_red_is_exit_status_1_and_says_what_to_do(hetero: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a model: the tiny one; as a table."""
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(ModelRunner, "namespace", lambda runner: "policy:0")
+    monkeypatch.setattr(ModelRunner, "namespace", lambda runner, version=None: "policy:0")
+    monkeypatch.setattr(ModelRunner, "resident", lambda runner: {"policy:0"})
+    monkeypatch.setattr(ModelRunner, "_weights", lambda runner, runs: nullcontext())
     done = hetero("doctor", "--device", "cpu", "--threads", "1")
     assert done.status == 1
     assert "Qwen3MoeForCausalLM on cpu" in done.out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from hetero.engine.tiers.arena import Arena
 from hetero.engine.tiers.directory import BlockDirectory
 from hetero.experts.store import ExpertStore
 from hetero.kernels import cpu, ops
-from hetero.models import LmHead, load_model, lora_disabled
+from hetero.models import LmHead, load_model
 from hetero.models import lora as lora_module
 
 Checkpoint = Callable[[str], Path]
@@ -137,9 +138,8 @@ def test_nan(adapted: Subject) -> None:
 def test_a_sampler_without_the_adapter(adapted: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     exact = ModelRunner.forward
 
-    def forward(runner: ModelRunner, *batch: Any) -> Tensor:
-        with lora_disabled(runner._model):
-            return exact(runner, *batch)
+    def forward(runner: ModelRunner, token_ids: Tensor, *batch: Any) -> Tensor:
+        return exact(runner, token_ids, *batch[:-1], [("base", len(token_ids))])
 
     monkeypatch.setattr(ModelRunner, "forward", forward)
     assert {"adapter/reaches_sampler", "adapter/update_changes_samples"} <= red(check_adapter(adapted))
@@ -156,7 +156,9 @@ def test_one_kind_of_layer_without_its_adapter(adapted: Subject) -> None:
 
 
 def test_a_cache_that_outlives_an_update(adapted: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ModelRunner, "namespace", lambda runner: "policy:0")
+    monkeypatch.setattr(ModelRunner, "namespace", lambda runner, version=None: "policy:0")
+    monkeypatch.setattr(ModelRunner, "resident", lambda runner: {"policy:0"})
+    monkeypatch.setattr(ModelRunner, "_weights", lambda runner, runs: nullcontext())
     assert {"cache/on_equals_off_after_update", "cache/stale_tokens"} <= red(check_adapter(adapted))
 
 
