@@ -12,7 +12,7 @@ from hetero.recipe.recipe import Recipe
 from hetero.run.tasks import load_tasks
 
 RECIPES = shipped()
-ON_A_LAPTOP = ("bullets", "json_keys", "quickstart", "short_answers")
+ON_A_LAPTOP = ("bullets", "json_keys", "quickstart", "shell", "short_answers")
 """These run as they are; the others name a model or data that the user brings."""
 
 

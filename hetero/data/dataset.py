@@ -16,9 +16,14 @@ from typing import Any, overload
 from hetero.data.arithmetic import arithmetic
 from hetero.data.files import Located, Row, read_rows
 from hetero.data.instructions import instructions
+from hetero.data.shell import shell
 from hetero.errors import DataError, UnavailableError
 
-GENERATORS: dict[str, Callable[..., list[Row]]] = {"arithmetic": arithmetic, "instructions": instructions}
+GENERATORS: dict[str, Callable[..., list[Row]]] = {
+    "arithmetic": arithmetic,
+    "instructions": instructions,
+    "shell": shell,
+}
 """Name -> generator(split, **options) of rows. Rows of split "train" and of split "held_out" never share
 their content."""
 
@@ -85,8 +90,8 @@ def load_dataset(
     """The data set that `source` names.
 
     Args:
-        source: the name of a generator (`arithmetic`, `instructions`); a file (see `read_rows`); a glob
-            pattern of files; a directory that holds a file `<split>.jsonl` (or .json, .csv ...); or
+        source: the name of a generator (`arithmetic`, `instructions`, `shell`); a file (see `read_rows`); a
+            glob pattern of files; a directory that holds a file `<split>.jsonl` (or .json, .csv ...); or
             `hub:owner/name` for the Hugging Face hub, which needs the package `datasets` (`owner/name` alone
             does when no such file exists).
         split: `train` or `held_out` of a generator, the file in a directory, the split on the hub. For the

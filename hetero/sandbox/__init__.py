@@ -22,6 +22,7 @@ from hetero.sandbox.policy import Event, Limits, Policy, deny, flag
 from hetero.sandbox.pool import Pool
 from hetero.sandbox.result import Result
 from hetero.sandbox.sandbox import Sandbox
+from hetero.sandbox.shell_grade import Run, ShellVerdict, grade_shell
 from hetero.sandbox.snapshot import Snapshot
 from hetero.sandbox.template import Template
 from hetero.sandbox.tiers.bwrap import BubblewrapSandbox
@@ -50,15 +51,18 @@ __all__ = [
     "RemoteSandbox",
     "Result",
     "Rule",
+    "Run",
     "Sandbox",
     "SandboxDead",
     "SandboxError",
     "SandboxInfraError",
+    "ShellVerdict",
     "Snapshot",
     "Template",
     "Verdict",
     "deny",
     "flag",
     "grade",
+    "grade_shell",
     "oci_image",
 ]

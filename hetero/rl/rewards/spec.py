@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hetero.errors import RewardError
-from hetero.rl.rewards import answers, forms, programs
+from hetero.rl.rewards import answers, forms, programs, shell
 
 REWARDS: dict[str, Callable[..., list[float | None]]] = {
     function.__name__: function
@@ -33,6 +33,7 @@ REWARDS: dict[str, Callable[..., list[float | None]]] = {
         forms.instruction,
         programs.python_tests,
         programs.sql_rows,
+        shell.shell_task,
     )
 }
 """The built-in reward functions by name. Their docstrings say what each really checks."""

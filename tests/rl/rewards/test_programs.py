@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from hetero.data.shell import shell
 from hetero.errors import RewardError
 from hetero.recipe.recipe import Recipe
 from hetero.rl.rewards import RewardPool, RewardSpec, Sample
 from hetero.rl.rewards.programs import code_of, python_tests, sql_rows
+from hetero.rl.rewards.shell import shell_task
 from hetero.run.parts import prepared
 from hetero.run.watch import Unwatched
 from hetero.sandbox import client
@@ -191,3 +193,66 @@ def test_sandboxes_are_ready_before_a_model_is_loaded(
         prepared(recipe, tmp_path / "b", resume=False, watch=Unwatched()),
     ):
         pass
+
+
+def test_shell_rows() -> None:
+    setup = "printf 'a 1\\nb 2\\n' > data.txt"
+    check = '[ "$(cat result)" = 2 ]'
+    replies = [
+        "Like so:\n```bash\nwc -l < data.txt > result\n```",
+        "```sh\necho 2 > result\n```",
+        "```bash\necho 3 > result\n```",
+        "```bash\nexit 0\n```",
+        "I cannot.",
+        "```bash\n(while true; do echo 2 > result; done) & sleep 0.1; echo 3 > result; kill %1\n```",
+        '```bash\necho "exit 0" > /home/agent/.bashrc; export BASH_ENV=/home/agent/.bashrc\n```',
+    ]
+    count = len(replies)
+    assert shell_task(replies, setup=[setup] * count, check=[check] * count) == [1, 1, 0, 0, 0, 0, 0]
+    assert shell_task(["x"], check=[""]) == [None]
+    with pytest.raises(ValueError, match="column check"):
+        shell_task(["x"])
+    with pytest.raises(ValueError, match="setup fails"):
+        shell_task(["x"], setup=["false"], check=[check])
+
+
+def test_shell_rows_whose_programs_are_run() -> None:
+    runs = [
+        {"command": "./double.sh", "stdin": "4\n", "stdout": "8\n"},
+        {"command": "./double.sh", "stdin": "5\n", "stdout": "10"},
+        {"command": "./double.sh", "stdin": "", "exit": 3},
+    ]
+    script = (
+        "cat > double.sh <<'END'\n#!/bin/bash\nread n || exit 3\necho $((2 * n))\nEND\nchmod +x double.sh"
+    )
+    fake = "printf '#!/bin/bash\\necho 8; exit 0\\n' > double.sh; chmod +x double.sh"
+    killer = "printf '#!/bin/bash\\nkill -9 $PPID -1\\n' > double.sh; chmod +x double.sh"
+    replies = [f"```bash\n{each}\n```" for each in (script, fake, killer)]
+    assert shell_task(replies, runs=[runs] * 3) == [1.0, 0.0, 0.0]
+    assert shell_task(replies, runs=[runs] * 3, partial=True) == [1.0, pytest.approx(1 / 3), 0.0]
+
+
+def test_a_shell_task_is_tried_out_on_its_own_solution() -> None:
+    row = {"setup": ["touch x"], "check": ["[ -e y ]"]}
+    assert shell_task(["```bash\ntouch y\n```"], **row, solution=["touch y"]) == [1.0]
+    with pytest.raises(ValueError, match="own solution"):
+        shell_task(["```bash\ntouch y\n```"], **row, solution=["touch z"])
+    with pytest.raises(ValueError, match="nothing is done"):
+        shell_task(["```bash\ntouch y\n```"], check=["true"], solution=["true"])
+
+
+def test_every_row_of_the_shell_data_is_a_task() -> None:
+    for split in ("train", "held_out"):
+        rows = shell(split, num_tasks=4)
+        assert {row["kind"] for row in rows} == {"count", "sort", "pick", "sum", "last"}
+        columns = {name: [row[name] for row in rows[:5]] for name in ("setup", "check", "solution")}
+        replies = [f"```bash\n{row['solution']}\n```" for row in rows[:5]]
+        assert shell_task(replies, **columns) == [1.0] * 5
+
+
+def test_shell_rewards_run_in_reward_workers_and_broken_boxes_mask(open_path: Path) -> None:
+    columns = {"setup": "touch x", "check": "[ -e y ]"}
+    with RewardPool([RewardSpec("shell_task", options={"timeout": 20})], num_workers=1, timeout=90) as pool:
+        replies = ["```bash\ntouch y\n```", "```bash\ntrue\n```"]
+        scores = pool.gather([pool.submit(Sample("p", reply, columns)) for reply in replies])
+    assert [score.total for score in scores] == [1.0, 0.0], [score.failures for score in scores]
