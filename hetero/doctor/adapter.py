@@ -13,8 +13,15 @@ from hetero.doctor.finding import Finding, judge
 from hetero.doctor.subject import ALPHA, RANK, Subject, stir
 from hetero.engine.sequence import Completion
 from hetero.kernels.batch import KV_BLOCK
-from hetero.models.lora import attach_lora, bump_adapter_version, lora_disabled, lora_parameters
+from hetero.models.lora import (
+    adapter_version,
+    attach_lora,
+    bump_adapter_version,
+    lora_disabled,
+    lora_parameters,
+)
 from hetero.models.lora_config import LoraConfig
+from hetero.models.versions import adapter_at, keep_versions, retain_version
 
 _REPORT = "Please report it with the output of `hetero doctor --json`, and do not train on this model."
 
@@ -61,6 +68,34 @@ def check_adapter(subject: Subject) -> Iterator[Finding]:
         + _REPORT,
     )
     yield judge("cache/stale_tokens", stale == 0, stale, _REPORT)
+    yield _versions(subject)
+
+
+def _versions(subject: Subject) -> Finding:
+    """Begin answers under one version, update, finish them beside answers of the next; score both."""
+    model = subject.model
+    keep_versions(model, 2)
+    try:
+        with subject.engine() as engine:
+            old = adapter_version(model)
+            before = subject.begin(engine)
+            for _ in range(2):
+                engine.step()
+            retain_version(model)
+            stir(model, seed=3)
+            after = subject.begin(engine)
+            while engine.step():
+                pass
+        pairs = []
+        for version, generation in ((old, before), (adapter_version(model), after)):
+            with adapter_at(model, version):
+                done = generation.completions
+                pairs.append((done, subject.scores(done, 4096)))
+        return subject.compare(
+            "adapter/versions_side_by_side", pairs, "Leave rl.max_staleness at 0. " + _REPORT
+        )
+    finally:
+        keep_versions(model, 1)
 
 
 def _canary(subject: Subject) -> Finding:

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from hetero.doctor.finding import Finding, judge
 from hetero.engine.engine import Engine
+from hetero.engine.generation import Generation
 from hetero.engine.params import SamplingParams
 from hetero.engine.sequence import Completion
 from hetero.errors import ModelError
@@ -87,6 +88,11 @@ class Subject:
                     "weights, and load it in Transformers to compare."
                 )
         return done
+
+    def begin(self, engine: Engine) -> Generation:
+        """Queue the conversation; its answers are those of `ask`."""
+        params = SamplingParams(max_tokens=self.max_tokens, ignore_eos=True)
+        return engine.begin(self.prompts, params)
 
     def samples(self, completions: Sequence[Completion]) -> list[TrainSample]:
         """What the trainer gets of them: equal prompts are one group."""

@@ -221,7 +221,7 @@ class Engine:
         try:
             return stepper.step()
         except BaseException as error:
-            stepper.abandon(f"the engine failed: {error!r}")
+            self._news.extend(stepper.abandon(f"the engine failed: {error!r}"))
             raise
 
     def reset_cache(self) -> None:

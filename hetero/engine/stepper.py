@@ -89,13 +89,15 @@ class Stepper:
         self.stats.num_finished += 1
         self.stats.num_aborted += 1
 
-    def abandon(self, message: str) -> None:
+    def abandon(self, message: str) -> list[Sequence]:
         """End every live sequence and forget the cache, after an error that may have left it half written."""
-        for sequence in self.scheduler.sequences:
+        live = self.scheduler.sequences
+        for sequence in live:
             sequence.finish("abort", message=message)
             self.stats.num_finished += 1
             self.stats.num_aborted += 1
         self._start_empty()
+        return live
 
     def step(self) -> list[Sequence]:
         """Run one forward pass and draw; returns the sequences that got a token or ended."""

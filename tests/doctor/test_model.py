@@ -162,6 +162,12 @@ def test_a_cache_that_outlives_an_update(adapted: Subject, monkeypatch: pytest.M
     assert {"cache/on_equals_off_after_update", "cache/stale_tokens"} <= red(check_adapter(adapted))
 
 
+def test_a_version_that_follows_the_masters(adapted: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops.LoraFactors, "frozen", lambda factors, dtype=None: factors)
+    monkeypatch.setattr(ops.ExpertLoraFactors, "frozen", lambda factors, experts: factors)
+    assert red(check_adapter(adapted)) == {"adapter/versions_side_by_side"}
+
+
 def test_files_of_an_old_adapter_are_noticed(adapted: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hetero.engine.stepper.root_of", lambda fingerprint: bytes(16))
     assert {"cache/tiers_after_update", "cache/tiers_stale_tokens"} <= red(check_tiers(adapted))

@@ -153,6 +153,23 @@ def test_a_listener_that_fails_costs_the_others_nothing() -> None:
     assert [c.finish_reason for c in cancelled.completions] == ["abort"]
 
 
+def test_who_waits_hears_of_an_engine_that_failed() -> None:
+    runner = MockRunner(64)
+    engine = Engine(runner)
+    ended: list[tuple[int, str]] = []
+    engine.begin(
+        [tokens(5), tokens(6)], on_finish=lambda index, done: ended.append((index, done.finish_reason))
+    )
+    engine.step()
+    runner.fail_at = len(runner.num_tokens)
+    with pytest.raises(RuntimeError, match="on fire"):
+        engine.generate([tokens(7)])
+    runner.fail_at = -1
+    assert engine.step()
+    assert ended == [(0, "abort"), (1, "abort")]
+    assert not engine.step()
+
+
 FAMILIES = ["mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss"]
 
 
