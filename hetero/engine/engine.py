@@ -15,6 +15,8 @@ from hetero.engine.params import SamplingParams, parse_bytes
 from hetero.engine.requests import Requests
 from hetero.engine.runner import Runner
 from hetero.engine.sequence import Completion, Piece, Sequence
+from hetero.engine.session import Session
+from hetero.engine.sessions import SessionMethods
 from hetero.engine.stats import EngineStats
 from hetero.engine.stepper import Stepper
 from hetero.engine.stop import TextStream
@@ -28,7 +30,7 @@ DISK_SIZE = "16GiB"
 """Of `kv_disk`, unless told otherwise."""
 
 
-class Engine:
+class Engine(SessionMethods):
     """Generates completions with a model that someone else may train between calls.
 
     Results depend on the model, the prompt, the parameters and the random stream of a sequence only: not on
@@ -93,7 +95,7 @@ class Engine:
 
     def generate(
         self,
-        prompts: Seq[Seq[int]],
+        prompts: Seq[Seq[int] | Session],
         params: SamplingParams | Seq[SamplingParams] | None = None,
         *,
         streams: Seq[tuple[int, int]] | None = None,
@@ -104,12 +106,13 @@ class Engine:
         """Complete prompts.
 
         Args:
-            prompts: token ids. Identical prompts are computed once.
+            prompts: token ids, or sessions to continue. Identical prompts are computed once.
             params: for all, or one for each prompt.
-            streams: (task, sample) ids of the random stream of each prompt; (i, 0) by default.
+            streams: (task, sample) ids of the random stream of each prompt; (i, 0) by default, and a
+                session's own.
             version: of the adapter to sample with, one that is in memory; by default what the model computes
-                now. A sequence is finished under the version that it began with, whatever is trained
-                meanwhile, as long as that stays in memory.
+                now. A session stays with the version that it began with, and a sequence is finished under its
+                own, whatever is trained meanwhile, as long as that stays in memory.
             on_token: called with (index of the prompt, token id) as tokens come.
             on_finish: called with (index of the prompt, completion) as sequences end.
 
@@ -120,7 +123,7 @@ class Engine:
             ArgumentError: an empty prompt, an unknown token id, lists of unequal length, stop strings
                 without tokenizer.
             CapacityError: a prompt does not fit in the model's context or, with max_tokens, in kv_memory.
-            ModelError: the version is not in memory. In all these cases nothing ran.
+            ModelError: the version, or a session's, is not in memory. In all these cases nothing ran.
         """
         generation = self.begin(
             prompts, params, streams=streams, version=version, on_token=on_token, on_finish=on_finish
@@ -135,7 +138,7 @@ class Engine:
 
     def begin(
         self,
-        prompts: Seq[Seq[int]],
+        prompts: Seq[Seq[int] | Session],
         params: SamplingParams | Seq[SamplingParams] | None = None,
         *,
         streams: Seq[tuple[int, int]] | None = None,
@@ -178,21 +181,26 @@ class Engine:
                 generation.hear(sequence)
 
     def stream(
-        self, prompt: Seq[int], params: SamplingParams | None = None, *, stream: tuple[int, int] = (0, 0)
+        self,
+        prompt: Seq[int] | Session,
+        params: SamplingParams | None = None,
+        *,
+        stream: tuple[int, int] | None = None,
     ) -> Iterator[Piece]:
         """Complete one prompt, yielding each token as it comes; arguments and errors as in `generate`.
 
         Other calls may run between pieces. Closing the iterator ends the sequence.
         """
         # Complain now, not at the first piece.
-        self._requests.sequences([prompt], params, [stream], None, self._open().blocks)
-        return self._pieces(prompt, params, stream)
+        streams = None if stream is None else [stream]
+        self._requests.sequences([prompt], params, streams, None, self._open().blocks)
+        return self._pieces(prompt, params, streams)
 
     def _pieces(
-        self, prompt: Seq[int], params: SamplingParams | None, stream: tuple[int, int]
+        self, prompt: Seq[int] | Session, params: SamplingParams | None, streams: list[tuple[int, int]] | None
     ) -> Iterator[Piece]:
         stepper = self._open()
-        sequence = self._requests.sequences([prompt], params, [stream], None, stepper.blocks)[0]
+        sequence = self._requests.sequences([prompt], params, streams, None, stepper.blocks)[0]
         text = TextStream(self._tokenizer, sequence.params.stop)
         num_shown = 0
         stepper.add([sequence])
@@ -227,8 +235,7 @@ class Engine:
     def reset_cache(self) -> None:
         """Forget every cached prefix in memory. Files in `kv_disk` stay: they say what they hold."""
         stepper = self._open()
-        for name in stepper.blocks.namespaces():
-            stepper.blocks.retire(name)
+        stepper.retire(stepper.blocks.namespaces())
 
     def close(self) -> None:
         """Give the KV memory back, once all blocks are on disk; the engine cannot be used any more."""

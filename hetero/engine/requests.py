@@ -9,8 +9,9 @@ from hetero.engine.kv_cache import BlockManager, Namespace
 from hetero.engine.params import SamplingParams
 from hetero.engine.runner import Runner
 from hetero.engine.sequence import Prompt, Sequence, Stream
+from hetero.engine.session import Session
 from hetero.engine.stop import StopChecker
-from hetero.errors import ArgumentError, CapacityError
+from hetero.errors import ArgumentError, CapacityError, ModelError
 from hetero.kernels.batch import KV_BLOCK
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Requests:
 
     def sequences(
         self,
-        prompts: Seq[Seq[int]],
+        prompts: Seq[Seq[int] | Session],
         params: SamplingParams | Seq[SamplingParams] | None,
         streams: Seq[tuple[int, int]] | None,
         version: int | None,
@@ -44,7 +45,8 @@ class Requests:
         """One sequence per prompt, in order; identical prompts share one `Prompt`. See `Engine.generate`."""
         params = SamplingParams() if params is None else params
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
-        streams = [(i, 0) for i in range(len(prompts))] if streams is None else streams
+        if streams is None:
+            streams = [p.stream if isinstance(p, Session) else (i, 0) for i, p in enumerate(prompts)]
         for name, values in (("params", each), ("streams", streams)):
             if len(values) != len(prompts):
                 raise ArgumentError(
@@ -52,14 +54,22 @@ class Requests:
                 )
         namespace = blocks.namespace(self._runner.namespace(version))
         version = self._runner.adapter_version() if version is None else version
+        sessions = [prompt for prompt in prompts if isinstance(prompt, Session)]
+        if len(set(sessions)) < len(sessions):
+            raise ArgumentError("A session is among the prompts twice; fork it to continue it in two ways.")
         known: dict[tuple[int, ...], Prompt] = {}
         stop_ids: dict[SamplingParams, frozenset[int]] = {}
         sequences = []
-        for i, (token_ids, own, (task, sample)) in enumerate(zip(prompts, each, streams, strict=True)):
-            key = tuple(token_ids)
-            prompt = known.get(key)
+        for i, (asked, own, (task, sample)) in enumerate(zip(prompts, each, streams, strict=True)):
+            session = asked if isinstance(asked, Session) else None
+            began = None if session is None else session.adapter_version
+            key = tuple(asked.token_ids if isinstance(asked, Session) else asked)
+            prompt = known.get(key) if session is None else None
             if prompt is None:
-                prompt = known[key] = self._prompt(i, key, namespace)
+                space = namespace if session is None else self._space(i, session, namespace, blocks)
+                prompt = self._prompt(i, key, space)
+                if session is None:
+                    known[key] = prompt
             if own not in stop_ids:
                 stop_ids[own] = self._stop_ids(own)
             sequences.append(
@@ -70,11 +80,25 @@ class Requests:
                     stream=Stream(self._seed if own.seed is None else own.seed, task, sample),
                     limit=self._limit(i, len(key), own, blocks),
                     stopper=StopChecker(stop_ids[own], own.stop, self._tokenizer),
-                    adapter_version=version,
+                    adapter_version=version if began is None else began,
+                    session=session,
                     token_ids=list(prompt.token_ids),
                 )
             )
         return sequences
+
+    def _space(self, index: int, session: Session, asked: Namespace, blocks: BlockManager) -> Namespace:
+        """Where a session's blocks are: under the weights with which it began."""
+        if session.running is not None:
+            raise ArgumentError(f"Prompt {index} is a session that is being generated already; fork it.")
+        if session.namespace is None:
+            return asked
+        if session.namespace not in self._runner.resident():
+            raise ModelError(
+                f"Prompt {index} is a session that began under {session.namespace}, which is not in memory "
+                "any more. Begin a new one with its token_ids to continue under other weights."
+            )
+        return blocks.namespace(session.namespace)
 
     def _prompt(self, index: int, token_ids: tuple[int, ...], namespace: Namespace) -> Prompt:
         if not token_ids:

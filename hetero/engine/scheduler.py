@@ -21,6 +21,7 @@ from hetero.engine.batch import Chunk, Step
 from hetero.engine.held import HeldPrompts
 from hetero.engine.kv_cache import BlockManager, Namespace, extend_hashes
 from hetero.engine.sequence import Routes, Sequence, Status
+from hetero.engine.session import Resting
 from hetero.engine.slots import Slots
 from hetero.engine.tiers.tiers import Tiers
 from hetero.kernels.batch import KV_BLOCK
@@ -36,6 +37,9 @@ class Scheduler:
         tiers: where its blocks go that it has no room for.
         slots: rows for the sequences that run.
         prefill_chunk: prompt tokens per step.
+
+    Attributes:
+        resting: sessions that do not run, and hold blocks.
     """
 
     def __init__(self, blocks: BlockManager, tiers: Tiers, slots: Slots, *, prefill_chunk: int) -> None:
@@ -49,7 +53,8 @@ class Scheduler:
         self._prefilling: list[Sequence] = []
         self._decoding: list[Sequence] = []
         self._held = HeldPrompts(blocks)
-        self._admission = Admission(blocks, self._held, tiers)
+        self.resting = Resting(blocks)
+        self._admission = Admission(blocks, self._held, self.resting, tiers)
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -99,7 +104,7 @@ class Scheduler:
             if block is not None:
                 self._slots.set(sequence, index, block)
                 return True
-            if not self._held.drop():
+            if not self.resting.drop_oldest() and not self._held.drop():
                 victim = max(self._decoding[-1:] + self._prefilling[-1:], key=_arrival)
                 self._preempt(victim)
                 if victim is sequence:
@@ -232,4 +237,9 @@ class Scheduler:
             sequence.prompt.num_unstarted -= sequence.fresh
             self._held.let_go(sequence.prompt)
         elif sequence.slot >= 0:
+            if sequence.session is not None:
+                space = sequence.prompt.namespace
+                self.resting.keep(sequence.session, space, sequence.blocks, sequence.num_computed)
             self._stop_running(sequence)
+        if sequence.session is not None:
+            sequence.session.end()

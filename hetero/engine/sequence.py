@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from hetero.engine.kv_cache import Namespace
     from hetero.engine.params import SamplingParams
+    from hetero.engine.session import Session
     from hetero.engine.stop import StopChecker
     from hetero.engine.tiers.fetch import Fetch
 
@@ -128,6 +129,7 @@ class Sequence:
         blocks: cache blocks in order of position.
         hashes: content ids of the full blocks, so far as they were needed.
         slot: row in the engine's per-sequence arrays while the sequence runs, else -1.
+        session: what it continues, and leaves its blocks to; None for a plain prompt.
         fetch: blocks that are on their way from disk while the sequence waits.
     """
 
@@ -148,6 +150,7 @@ class Sequence:
     num_computed: int = 0
     num_cached_tokens: int = 0
     slot: int = -1
+    session: Session | None = None
     fetch: Fetch | None = None
     status: Status = Status.WAITING
     completion: Completion | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from time import perf_counter
 from typing import NamedTuple
 
@@ -47,6 +47,11 @@ class Stepper:
         stats: to count in.
         max_num_seqs: sequences that may run at once.
         prefill_chunk: prompt tokens per step.
+
+    Attributes:
+        runner, tiers, stats: as given.
+        blocks: the KV cache.
+        scheduler: of the live sequences.
     """
 
     def __init__(
@@ -54,7 +59,7 @@ class Stepper:
     ) -> None:
         self.stats = stats
         self.tiers = tiers
-        self._runner = runner
+        self.runner = runner
         self._max_num_seqs = max_num_seqs
         self._prefill_chunk = prefill_chunk
         self._builder = BatchBuilder(max_num_seqs=max_num_seqs, prefill_chunk=prefill_chunk)
@@ -64,8 +69,8 @@ class Stepper:
 
     def _start_empty(self) -> None:
         self.tiers.clear()
-        self.blocks = BlockManager(self._runner.store, root_of=self._root, spill=self.tiers.spill)
-        max_blocks = min(self.blocks.num_blocks, -(-self._runner.context_length // KV_BLOCK))
+        self.blocks = BlockManager(self.runner.store, root_of=self._root, spill=self.tiers.spill)
+        max_blocks = min(self.blocks.num_blocks, -(-self.runner.context_length // KV_BLOCK))
         self._slots = Slots(max_num_seqs=self._max_num_seqs, max_blocks=max_blocks)
         self.scheduler = Scheduler(self.blocks, self.tiers, self._slots, prefill_chunk=self._prefill_chunk)
 
@@ -73,14 +78,22 @@ class Stepper:
         """Of a namespace whose blocks other processes may have made."""
         if not self.tiers.on_disk:
             return None
-        if name != self._runner.namespace():
+        if name != self.runner.namespace():
             return os.urandom(16)  # an older version: of use to this process only, and found by no other
-        return root_of(self._runner.fingerprint())
+        return root_of(self.runner.fingerprint())
 
     def add(self, sequences: list[Sequence]) -> None:
         """Queue sequences."""
         for sequence in sequences:
+            if sequence.session is not None:
+                sequence.session.begin(sequence)
             self.scheduler.add(sequence)
+
+    def retire(self, names: Iterable[str]) -> None:
+        """Make everything in some namespaces unfindable."""
+        for name in names:
+            self.blocks.retire(name)
+        self.scheduler.resting.drop_retired()
 
     def cancel(self, sequence: Sequence, message: str) -> None:
         """End a sequence before its time."""
@@ -94,8 +107,11 @@ class Stepper:
         live = self.scheduler.sequences
         for sequence in live:
             sequence.finish("abort", message=message)
+            if sequence.session is not None:
+                sequence.session.end()
             self.stats.num_finished += 1
             self.stats.num_aborted += 1
+        self.scheduler.resting.forget()
         self._start_empty()
         return live
 
@@ -108,17 +124,15 @@ class Stepper:
 
     def _follow_adapter(self) -> list[Sequence]:
         """Drop cached prefixes of adapter versions that are gone, and the sequences that began under them."""
-        resident = self._runner.resident()
+        resident = self.runner.resident()
         if resident == self._resident:
             return []
         self._resident = resident
         cancelled = [s for s in self.scheduler.sequences if s.prompt.namespace.name not in resident]
         for sequence in cancelled:
-            began, current = sequence.prompt.namespace.name, self._runner.namespace()
+            began, current = sequence.prompt.namespace.name, self.runner.namespace()
             self.cancel(sequence, f"the adapter changed from {began} to {current} while the sequence ran")
-        for name in self.blocks.namespaces():
-            if name not in resident:
-                self.blocks.retire(name)
+        self.retire([name for name in self.blocks.namespaces() if name not in resident])
         return cancelled
 
     @torch.inference_mode()
@@ -144,7 +158,7 @@ class Stepper:
         names = [""] * len(ready.states)
         for sequence, row in zip(ready.sequences, ready.rows, strict=True):
             names[row] = sequence.prompt.namespace.name
-        return self._sampler.draw(ready.sequences, ready.rows, ready.states, names, self._runner.logits)
+        return self._sampler.draw(ready.sequences, ready.rows, ready.states, names, self.runner.logits)
 
     def _forward(self, step: Step) -> tuple[torch.Tensor, float]:
         """Final hidden states [T, H] of a step's tokens and the seconds it took; no tokens, no pass."""
@@ -154,7 +168,7 @@ class Stepper:
         runs = step.group()
         batch = self._builder.build(step, self._slots.tables)
         began = perf_counter()
-        hidden = self._runner.forward(*batch, runs)
+        hidden = self.runner.forward(*batch, runs)
         seconds = perf_counter() - began
         self.stats.add_forward(seconds, prefill_tokens=num_prefill, decode_tokens=num_decode)
         return hidden, seconds
@@ -169,7 +183,7 @@ class Stepper:
             if chunk.last:
                 sequences.append(chunk.sequence)
                 picked.append(end - 1)
-        found = self._runner.routes(picked) if picked else None
+        found = self.runner.routes(picked) if picked else None
         routes: list[Routes | None] = [None] * len(picked) if found is None else list(found)
         row_of: dict[Prompt, int] = {}
         for row, sequence in enumerate(sequences):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -71,11 +72,13 @@ class KVPool:
             )
         self.num_blocks = num_blocks
         self.layers = [_layer(spec, num_blocks, model.device) for spec in kv_spec(model)]
-        parts = [part.view(num_blocks, -1) for layer in self.layers for part in (layer.k, layer.v)]
-        self._parts = [part.view(torch.uint8) for part in parts]
-        self._sizes = [part.shape[1] for part in self._parts]
-        self.bytes_per_block = sum(self._sizes)
         self.on_gpu = model.device.type == "cuda"
+        tensors = [part.view(num_blocks, -1).view(torch.uint8) for kv in self.layers for part in (kv.k, kv.v)]
+        # Of [num_blocks, bytes]. A row is small, and NumPy copies it with a third of PyTorch's overhead.
+        self._parts: list[Any] = tensors if self.on_gpu else [part.numpy() for part in tensors]
+        ends = list(accumulate(part.shape[1] for part in tensors))
+        self._places = [slice(a, b) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+        self.bytes_per_block = ends[-1]
 
     @staticmethod
     def block_bytes(model: PreTrainedModel) -> int:
@@ -84,20 +87,22 @@ class KVPool:
 
     def copy_block(self, src: int, dst: int) -> None:
         """Copy block `src` over block `dst` in every layer (copy on write)."""
-        torch._foreach_copy_([part[dst] for part in self._parts], [part[src] for part in self._parts])
+        for part in self._parts:
+            part[dst] = part[src]
 
     def read_block(self, i: int, out: npt.NDArray[np.uint8]) -> None:
         """Copy block `i` into `out` [bytes_per_block]: of each layer in turn its keys, then its values."""
-        target = torch.from_numpy(out)
-        if self._parts[0].is_cpu:
-            torch.cat([part[i] for part in self._parts], out=target)
+        parts = [part[i] for part in self._parts]
+        if self.on_gpu:
+            torch.from_numpy(out).copy_(torch.cat(parts))
         else:
-            target.copy_(torch.cat([part[i] for part in self._parts]))
+            np.concatenate(parts, out=out)
 
     def write_block(self, i: int, data: npt.NDArray[np.uint8]) -> None:
         """Fill block `i` with what `read_block` gave."""
-        source = torch.from_numpy(data).to(self._parts[0].device)
-        torch._foreach_copy_([part[i] for part in self._parts], list(source.split(self._sizes)))
+        source: Any = torch.from_numpy(data).to(self.layers[0].k.device) if self.on_gpu else data
+        for part, place in zip(self._parts, self._places, strict=True):
+            part[i] = source[place]
 
 
 def _block_elements(spec: KVSpec) -> int:

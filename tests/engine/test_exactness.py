@@ -238,12 +238,14 @@ def test_after_an_update_no_tier_serves_the_old_adapter(
     assert new != policy
 
 
-def test_a_group_of_16_on_500_tokens_computes_them_once(model: PreTrainedModel) -> None:
-    prompt = torch.randint(3, 128, (500,), generator=torch.Generator().manual_seed(3)).tolist()
+@pytest.mark.parametrize("num_tokens", [500, 512])
+def test_a_group_of_16_takes_one_prompt_and_16_tails(model: PreTrainedModel, num_tokens: int) -> None:
+    """Computed once, and in a pool that has no block to spare."""
+    prompt = torch.randint(3, 128, (num_tokens,), generator=torch.Generator().manual_seed(3)).tolist()
     params = SamplingParams(max_tokens=10, ignore_eos=True)
-    with Engine(model, kv_memory=(15 + 16) * KVPool.block_bytes(model)) as engine:
+    with Engine(model, kv_memory=(num_tokens // KV_BLOCK + 16) * KVPool.block_bytes(model)) as engine:
         done = engine.generate([prompt] * 16, params)
-        assert engine.stats.prefill_tokens == 500
+        assert engine.stats.prefill_tokens == num_tokens
         assert engine.stats.decode_tokens == 16 * 9
         assert engine.stats.num_preemptions == 0
     with Engine(model, kv_memory="16MiB") as engine:
