@@ -128,14 +128,18 @@ def test_a_group_computes_its_prompt_once(max_num_seqs: int, prefill_chunk: int)
     assert sum(runner.num_tokens) == 500 + 16 * 7
 
 
-def test_a_group_takes_the_memory_of_one_prompt_and_its_tails() -> None:
-    """500 tokens are 15 full blocks and a tail; 16 tails; one block each is enough for 12 more tokens."""
-    engine = Engine(MockRunner(15 + 16))
+@pytest.mark.parametrize("num_tokens", [500, 512])
+def test_a_group_takes_the_memory_of_one_prompt_and_its_tails(num_tokens: int) -> None:
+    """Full blocks once, and 16 tails, for each of which one block is enough for 12 more tokens."""
+    engine = Engine(MockRunner(num_tokens // KV_BLOCK + 16))
     free: list[int] = []
     blocks = engine._stepper.blocks
     engine.generate(
-        [tokens(500)] * 16, SamplingParams(max_tokens=12), on_token=lambda *_: free.append(blocks.num_free)
+        [tokens(num_tokens)] * 16,
+        SamplingParams(max_tokens=12),
+        on_token=lambda *_: free.append(blocks.num_free),
     )
+    assert engine.stats.prefill_tokens == num_tokens
     assert engine.stats.num_preemptions == 0
     assert min(free) == 0
 
