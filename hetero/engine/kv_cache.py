@@ -56,15 +56,17 @@ class Namespace:
         name: such as "policy:7".
         root: the id from which the chains of block ids start; by default a hash of the name, which holds
             within one process and engine.
+        shared: whether the root was given, so that ids mean the same in other processes.
         table: content id -> block.
         idle: registered blocks that nobody holds -> time of release, oldest first.
         alive: False once retired.
     """
 
-    __slots__ = ("alive", "idle", "name", "root", "table")
+    __slots__ = ("alive", "idle", "name", "root", "shared", "table")
 
     def __init__(self, name: str, root: bytes | None = None) -> None:
         self.name = name
+        self.shared = root is not None
         self.root = blake2b(name.encode(), digest_size=16).digest() if root is None else root
         self.table: dict[bytes, int] = {}
         self.idle: OrderedDict[int, int] = OrderedDict()
@@ -243,7 +245,6 @@ class BlockManager:
         return blocks
 
     def take_num_refused(self) -> int:
-        """Times since the last call that somebody asked in a retired namespace, or that a block stood in a
-        table that is not its own: 0 unless the engine has a bug."""
+        """Lookups since the last call in a retired namespace or of a block in a wrong table: 0, or a bug."""
         count, self._num_refused = self._num_refused, 0
         return count

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Set
 from time import perf_counter
 from typing import NamedTuple
@@ -79,7 +78,7 @@ class Stepper:
         if not self.tiers.on_disk:
             return None
         if name != self.runner.namespace():
-            return os.urandom(16)  # an older version: of use to this process only, and found by no other
+            return None  # an older version: of use to this process only
         return root_of(self.runner.fingerprint())
 
     def add(self, sequences: list[Sequence]) -> None:

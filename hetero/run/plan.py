@@ -73,12 +73,13 @@ def memory_plan(recipe: Recipe) -> Plan:
         "experts": expert_bytes,
         "other weights": _other_bytes(model, recipe.model.dense),
         "KV cache": kv,
-        "KV blocks in RAM": parse_bytes(recipe.engine.kv_ram or 0),
         "adapter": num_adapter * (MASTER + COPIES),
         "older adapter versions": num_adapter * COPIES * recipe.rl.max_staleness,
         "optimizer": num_adapter * (MOMENTS + GRADIENT),
         "activations": _activations(text, recipe),
     }
+    if recipe.engine.kv_ram is not None:
+        parts["KV blocks in RAM"] = parse_bytes(recipe.engine.kv_ram)
     return Plan(
         parts=parts,
         num_weights=num_weights,

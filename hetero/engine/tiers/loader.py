@@ -84,8 +84,12 @@ class _Server:
     def _read(self, name: BlockName, fetch: Fetch) -> bool:
         if not fetch.reserve():
             return False
-        began, payload = perf_counter(), np.empty(self._bytes_per_block, np.uint8)
-        found = self._directory.load(name, payload)
+        began = perf_counter()
+        try:
+            payload = np.empty(self._bytes_per_block, np.uint8)
+            found = self._directory.load(name, payload)
+        except MemoryError:
+            found = False
         if not found:
             fetch.give_back()
             self._stats.disk_refused += found is False

@@ -73,6 +73,8 @@ class Tiers:
         if self._directory is None:
             return
         for namespace, content_id, block in filled:
+            if not namespace.shared:
+                continue
             name = BlockName(namespace.root, content_id)
             if self._directory.has(name):
                 continue
@@ -98,7 +100,7 @@ class Tiers:
 
     def prefetch(self, namespace: Namespace, content_ids: Sequence[bytes]) -> Fetch | None:
         """Begin to read from disk what neither the pool nor the arena has of a prefix."""
-        if self._directory is None:
+        if self._directory is None or not namespace.shared:
             return None
         here = (
             i

@@ -50,7 +50,7 @@ def _run(directory: BlockDirectory, stats: EngineStats, jobs: queue.Queue[Job | 
             if job is None:
                 return
             stats.disk_written += directory.store(*job)
-        except OSError:  # full, read-only, gone: the block is computed again when it is needed
+        except (OSError, MemoryError):  # full, read-only, gone: the block is computed again when it is needed
             stats.disk_errors += 1
         finally:
             jobs.task_done()
