@@ -24,12 +24,12 @@ def base_hash(model: nn.Module) -> str:
     tensors = sorted(base_tensors(model), key=lambda item: item[0])
     with ThreadPoolExecutor(cpu.context().threads) as pool:  # hashlib lets go of the interpreter
         digests = pool.map(_digest, tensors)
-        return hashlib.blake2b(b"".join(digests), digest_size=16).hexdigest()
+        return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
 def _digest(item: tuple[str, Tensor]) -> bytes:
     name, tensor = item
-    digest = hashlib.blake2b(name.encode(), digest_size=16)
+    digest = hashlib.sha256(name.encode())  # three times the speed of others where the processor helps
     flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
     digest.update(flat.numpy())  # type: ignore[arg-type]
     return digest.digest()

@@ -24,7 +24,8 @@ def fingerprint(model: PreTrainedModel) -> dict[str, str]:
     """Everything that keys, values and logits depend on, by name: the same in every process.
 
     Models with equal fingerprints compute equal bits from equal tokens. `weights` and `adapter` are digests
-    ("" while no adapter is active); reading all weights takes about a second per GiB, once per model.
+    ("" while no adapter is active); reading all weights takes some seconds per GiB and thread, once for a
+    model.
     """
     placement: Any = model.hetero
     device = model.device
@@ -47,7 +48,7 @@ def fingerprint(model: PreTrainedModel) -> dict[str, str]:
 
 def adapter_hash(model: PreTrainedModel) -> str:
     """Hex digest over the names, values and scales of the adapter's masters."""
-    total = hashlib.blake2b(digest_size=16)
+    total = hashlib.sha256()
     for name, factors in lora_factors(model).items():
         total.update(f"{name} {factors.scale!r} ".encode())
     for name, master in lora_parameters(model).items():
