@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from hetero.errors import ArgumentError
 from hetero.kernels.batch import KV_BLOCK
 
 if TYPE_CHECKING:
     from hetero.engine.kv_cache import BlockManager, Namespace
-    from hetero.engine.sequence import Sequence
+
+
+class Running(Protocol):
+    """What a session needs of the `Sequence` that continues it."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    adapter_version: int
+    blocks: list[int]
+    num_computed: int
+    slot: int
 
 
 class Session:
@@ -33,7 +43,8 @@ class Session:
         self.stream = stream
         self.adapter_version: int | None = None
         self.namespace: str | None = None
-        self._running: Sequence | None = None
+        self._running: Running | None = None
+        self._space: Namespace | None = None
         self._kept: Kept | None = None
 
     def extend(self, token_ids: Iterable[int]) -> None:
@@ -56,10 +67,10 @@ class Session:
 
     # --- the engine's side
 
-    def begin(self, sequence: Sequence) -> None:
-        """`sequence` continues the session."""
-        self._running = sequence
-        self.namespace = sequence.prompt.namespace.name
+    def begin(self, sequence: Running, namespace: Namespace) -> None:
+        """`sequence` continues the session, its blocks in `namespace`."""
+        self._running, self._space = sequence, namespace
+        self.namespace = namespace.name
         self.adapter_version = sequence.adapter_version
 
     def end(self) -> None:
@@ -70,7 +81,7 @@ class Session:
         self._running = None
 
     @property
-    def running(self) -> Sequence | None:
+    def running(self) -> Running | None:
         """The sequence that continues it now."""
         return self._running
 
@@ -113,6 +124,15 @@ class Resting:
         self._blocks.acquire(own)
         session._kept = Kept(self, namespace, own, num_computed)
         self._sessions[session] = None
+
+    def share(self, session: Session, copy: Session) -> None:
+        """Hold for `copy` what `session` has by now, running or at rest."""
+        running, kept = session._running, session._kept
+        if running is not None and running.slot >= 0:
+            assert session._space is not None
+            self.keep(copy, session._space, running.blocks, running.num_computed)
+        elif kept is not None:
+            self.keep(copy, kept.namespace, kept.blocks, kept.num_computed)
 
     def held(self, session: Session | None) -> Kept | None:
         """What is held for a session."""

@@ -69,12 +69,8 @@ class SessionMethods:
         return self._moving().load(Path(path))
 
     def _fork(self, session: Session, sample: int) -> Session:
-        resting, copy = self._open().scheduler.resting, session.copy(sample)
-        running, kept = session.running, resting.held(session)
-        if running is not None and running.slot >= 0:
-            resting.keep(copy, running.prompt.namespace, running.blocks, running.num_computed)
-        elif kept is not None:
-            resting.keep(copy, kept.namespace, kept.blocks, kept.num_computed)
+        copy = session.copy(sample)
+        self._open().scheduler.resting.share(session, copy)
         return copy
 
     def _moving(self) -> Moving:

@@ -85,7 +85,7 @@ class Stepper:
         """Queue sequences."""
         for sequence in sequences:
             if sequence.session is not None:
-                sequence.session.begin(sequence)
+                sequence.session.begin(sequence, sequence.prompt.namespace)
             self.scheduler.add(sequence)
 
     def retire(self, names: Iterable[str]) -> None:
