@@ -110,6 +110,20 @@ def test_forks_of_a_template_share_nothing_that_they_change(python_box: Sandbox)
         kid.close()
 
 
+def test_23_warm_forks_draw_their_own_numbers() -> None:
+    def drawn(*weaken: str) -> list[str]:
+        found = []
+        for _ in range(2):
+            with Sandbox.create(template=WARM, _weaken=weaken) as box:
+                found.append(box.python("import random; random.random()").stdout)
+        return found
+
+    first, second = drawn()
+    assert first != second
+    first, second = drawn("seed")
+    assert first == second != ""
+
+
 def test_pause_snapshot_and_close(python_box: Sandbox) -> None:
     python_box.python("x = 7; open('f', 'w').write('kept')")
     python_box.pause()

@@ -9,6 +9,7 @@ import marshal
 import os
 import socket
 import sys
+from functools import partial
 from typing import Any, NoReturn
 
 from hetero.sandbox.inside import repl
@@ -73,7 +74,7 @@ def _serve(data: bytes, handles: list[int]) -> NoReturn:
         _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
         born = request.pop("born_in_group")
         seat = Seat(groups[0], tuple(groups[1:])) if born else Seat(-1, tuple(groups))
-        request["start"] = become
+        request["start"] = partial(become, reseed="seed" not in request["weaken"])
         execute(request, channel, (first, box), lifeline, seat, -1)
     except OSError as error:
         wire.send(channel, {"error": str(error), "errno": error.errno or 5, "what": "warm exec"})
@@ -81,7 +82,7 @@ def _serve(data: bytes, handles: list[int]) -> NoReturn:
         os._exit(0)
 
 
-def become(argv: list[str], env: dict[str, str]) -> NoReturn:
+def become(argv: list[str], env: dict[str, str], reseed: bool = True) -> NoReturn:
     """The command: an interpreter that looks as if it had just been started in the box."""
     os.close(REPORT)
     os.environ.clear()
@@ -89,7 +90,8 @@ def become(argv: list[str], env: dict[str, str]) -> NoReturn:
     for name in [name for name in sys.modules if name.partition(".")[0] == "hetero"]:
         del sys.modules[name]
     sys.argv = [""]
-    _reseed()
+    if reseed:
+        _reseed()
     gc.unfreeze()
     try:
         repl.main()
