@@ -58,6 +58,12 @@ def pids(group: Path) -> list[int]:
     return [int(row) for row in (group / "cgroup.procs").read_text().split()]
 
 
+def test_a_single_process_is_enough_for_a_command(root: str, make_box: Callable[..., Sandbox]) -> None:
+    box = make_box(policy=Policy(limits=Limits(pids=1)))
+    assert box.exec(["echo", "alone"]).stdout == "alone\n"
+    assert "BlockingIOError" in box.exec(["python3", "-c", "import os; os.fork()"]).stderr
+
+
 def test_no_group_s_path_is_seen_inside(root: str) -> None:
     with Sandbox.create() as box:
         seen = box.exec("cat /proc/self/cgroup /proc/1/cgroup").stdout.split()
@@ -86,7 +92,7 @@ def test_limits_of_memory_and_processes_are_set(box: Sandbox, make_box: Callable
     wanted = {
         "memory.max": str(64 << 20),
         "memory.limit_in_bytes": str(64 << 20),
-        "pids.max": "33",
+        "pids.max": "34",
         "cpu.max": "50000 100000",
         "cpu.cfs_quota_us": "50000",
     }

@@ -172,7 +172,7 @@ def _settings(controllers: set[str], limits: dict[str, Any], unified: bool) -> l
         settings += [(name, size) for name in names]
         settings += [("memory.swap.max", "0")] if unified else []
     if limits["pids"] and "pids" in controllers:
-        settings.append(("pids.max", str(limits["pids"])))
+        settings.append(("pids.max", str(limits["pids"] + 1)))  # a command's init is one, too
     if limits["cpus"] and "cpu" in controllers:
         quota = str(max(int(limits["cpus"] * _PERIOD), 1000))
         settings.append(("cpu.max", f"{quota} {_PERIOD}") if unified else ("cpu.cfs_quota_us", quota))
