@@ -18,7 +18,11 @@ step reward reward_std frac_reward_zero_std rewards/even/mean loss grad_norm lea
 completions/mean_length completions/min_length completions/max_length completions/clipped_ratio stop/length
 clip_ratio/low_mean clip_ratio/high_mean clip_ratio/region_mean weights/adapter_version
 mismatch/logp_abs_max mismatch/logp_abs_mean mismatch/logp_abs_p99 mismatch/kl_k1 mismatch/kl_k3 mismatch/ess
-mismatch/bitwise_equal_frac mismatch/is_mean
+mismatch/bitwise_equal_frac mismatch/is_mean mismatch/tokens
+off_policy/version_lag_mean off_policy/version_lag_max off_policy/ratio_mean off_policy/ratio_max
+off_policy/ess off_policy/kl_k3 off_policy/mixed_version_traj
+moe/load_max_over_mean moe/load_entropy moe/experts_touched moe/routing_confidence moe/route_flip_rate
+moe/tokens_with_any_flip moe/replayed_tokens moe/lora_grad_experts_frac
 train/tokens train/samples train/groups train/groups_skipped
 perf/rollout_tok_s perf/prefill_tok_s perf/decode_tok_s perf/train_tok_s kv/hit_rate kv/preemptions
 time/rollout time/reward time/train time/step time/save
@@ -55,9 +59,13 @@ def base_hashes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return digests
 
 
-def test_reward_rises_on_one_copy_of_the_weights(small: Any, tmp_path: Path, base_hashes: list[str]) -> None:
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_reward_rises_on_one_copy_of_the_weights(
+    staleness: int, small: Any, tmp_path: Path, base_hashes: list[str]
+) -> None:
     steps = 15
-    recipe = small.recipe(train={"steps": steps, "lr": 0.01}, rl={"group_size": 8, "prompts_per_step": 4})
+    rl = {"group_size": 8, "prompts_per_step": 4, "max_staleness": staleness}
+    recipe = small.recipe(train={"steps": steps, "lr": 0.01}, rl=rl)
     out = tmp_path / "run"
     assert loop.run(recipe, out) == steps
     metrics = lines(out / "metrics.jsonl")

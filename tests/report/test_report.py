@@ -158,6 +158,22 @@ def test_a_whole_run(tmp_path):
     assert "prompts_per_step" in page.words
 
 
+def test_staleness_and_experts_are_drawn_where_there_are_any(tmp_path):
+    titles = ["Distance from the sampling policy", "Experts"]
+    assert (
+        not set(titles) & charts(report(write(tmp_path / "plain", metrics=[metrics(1), metrics(2)]))).keys()
+    )
+    experts = {"moe/load_max_over_mean": 1.5, "moe/experts_touched": 1.0, "moe/route_flip_rate": 0.0}
+    on = [metrics(step, **experts, **{"off_policy/version_lag_max": 0.0}) for step in (1, 2)]
+    drawn = charts(report(write(tmp_path / "on", metrics=on)))
+    assert titles[0] not in drawn
+    assert titles[1] in drawn
+    ratios = {"off_policy/ess": 0.9, "off_policy/ratio_min": 0.5, "off_policy/ratio_max": 1.5}
+    off = {**experts, **ratios, "off_policy/version_lag_max": 1.0, "moe/route_flip_rate": 0.02}
+    page = report(write(tmp_path / "off", metrics=[metrics(step, **off) for step in (1, 2)]))
+    assert set(titles) <= charts(page).keys()
+
+
 def test_the_page_needs_nothing_from_outside(tmp_path):
     page = report(write(tmp_path / "run", metrics=[metrics(1)]))
     addresses = [
