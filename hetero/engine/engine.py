@@ -84,6 +84,7 @@ class Engine(SessionMethods):
         self._stepper: Stepper | None = Stepper(
             runner, tiers, self._stats, max_num_seqs=max_num_seqs, prefill_chunk=prefill_chunk
         )
+        self._seed = seed
         self._requests = Requests(runner, tokenizer, seed)
         self._heard_by: dict[Sequence, Generation] = {}
         self._news: deque[Sequence] = deque()  # got a token or ended, and nobody was told yet

@@ -50,6 +50,7 @@ class Moving:
             token_ids=session.token_ids,
             logprobs=session.logprobs,
             stream=session.stream,
+            seed=session.seed,
             num_computed=session.num_kept,
             bytes_per_block=size,
             crcs=[zlib.crc32(block.data) for block in blocks],
@@ -61,7 +62,7 @@ class Moving:
         with open(path, "rb") as file:
             description = read_description(file)
             check_fingerprint(path, description.fingerprint, self._runner.fingerprint())
-            session = Session(description.token_ids, description.stream)
+            session = Session(description.token_ids, description.stream, description.seed)
             session.logprobs = list(description.logprobs)
             if not description.crcs:
                 return session

@@ -63,6 +63,7 @@ class Requests:
         for i, (asked, own, (task, sample)) in enumerate(zip(prompts, each, streams, strict=True)):
             session = asked if isinstance(asked, Session) else None
             began = None if session is None else session.adapter_version
+            seed = self._seed if session is None else session.seed
             key = tuple(asked.token_ids if isinstance(asked, Session) else asked)
             prompt = known.get(key) if session is None else None
             if prompt is None:
@@ -77,7 +78,7 @@ class Requests:
                     index=i,
                     prompt=prompt,
                     params=own,
-                    stream=Stream(self._seed if own.seed is None else own.seed, task, sample),
+                    stream=Stream(seed if own.seed is None else own.seed, task, sample),
                     limit=self._limit(i, len(key), own, blocks),
                     stopper=StopChecker(stop_ids[own], own.stop, self._tokenizer),
                     adapter_version=version if began is None else began,

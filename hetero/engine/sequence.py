@@ -40,7 +40,7 @@ class Completion:
         message: why the sequence was aborted.
         routes: [tokens, layers with experts, top_k] uint8 (uint16 with more than 256 experts), if the engine
             records them: the experts of the row from which each token was drawn, that is of the token before
-            it.
+            it. Not compared by ==.
     """
 
     token_ids: list[int]
@@ -51,7 +51,7 @@ class Completion:
     num_cached_tokens: int = 0
     stop: int | str | None = None
     message: str = ""
-    routes: Routes | None = None
+    routes: Routes | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

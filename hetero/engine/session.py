@@ -34,13 +34,15 @@ class Session:
         token_ids: all tokens so far, given and sampled.
         logprobs: of each token: None for given ones; for sampled ones as in `Completion.logprobs`.
         stream: (task, sample) ids of its random stream.
+        seed: of that stream, where `SamplingParams.seed` is None.
         adapter_version: that computed it; None before it first ran.
     """
 
-    def __init__(self, token_ids: Iterable[int], stream: tuple[int, int]) -> None:
+    def __init__(self, token_ids: Iterable[int], stream: tuple[int, int], seed: int) -> None:
         self.token_ids = list(token_ids)
         self.logprobs: list[float | None] = [None] * len(self.token_ids)
         self.stream = stream
+        self.seed = seed
         self.adapter_version: int | None = None
         self.namespace: str | None = None
         self._running: Running | None = None
@@ -87,7 +89,7 @@ class Session:
 
     def copy(self, sample: int) -> Session:
         """The same tokens, nothing kept, another random stream."""
-        running, copy = self._running, Session(self.token_ids, (self.stream[0], sample))
+        running, copy = self._running, Session(self.token_ids, (self.stream[0], sample), self.seed)
         copy.logprobs = list(self.logprobs)
         copy.adapter_version, copy.namespace = self.adapter_version, self.namespace
         if running is not None:

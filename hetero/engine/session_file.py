@@ -28,7 +28,7 @@ class Description:
 
     Attributes:
         fingerprint: of weights, adapter and arithmetic that made the blocks.
-        token_ids, logprobs, stream: as in `Session`.
+        token_ids, logprobs, stream, seed: as in `Session`.
         num_computed: leading tokens that the blocks hold.
         bytes_per_block: size of each block.
         crcs: CRC of each block.
@@ -38,6 +38,7 @@ class Description:
     token_ids: list[int]
     logprobs: list[float | None]
     stream: tuple[int, int]
+    seed: int
     num_computed: int
     bytes_per_block: int
     crcs: list[int]

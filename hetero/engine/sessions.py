@@ -15,12 +15,14 @@ from hetero.errors import ArgumentError
 class SessionMethods:
     """Conversations that keep keys and values between turns; `Engine.generate` takes them as prompts."""
 
+    _seed: int
+
     def session(self, prompt: Seq[int], *, stream: tuple[int, int] = (0, 0)) -> Session:
         """Begin a conversation with token ids; nothing is computed yet.
 
         `generate([session])` adds the completion to it, `session.extend(ids)` what others say.
         """
-        return Session(prompt, stream)
+        return Session(prompt, stream, self._seed)
 
     def fork(self, session: Session, n: int, *, samples: Seq[int] | None = None) -> list[Session]:
         """n more sessions that continue from where `session` is now, also while it is being generated.

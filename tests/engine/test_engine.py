@@ -74,6 +74,14 @@ def test_results_are_those_of_each_sequence_alone(
     assert max(runner.num_tokens) <= max_num_seqs + prefill_chunk
 
 
+def test_equal_completions_compare_equal() -> None:
+    """Arrays of routes among their fields do not make a comparison fail."""
+    one, two = (Engine(MockRunner(64)).generate([tokens(9)]) for _ in range(2))
+    assert one[0].routes is not None
+    assert one == two
+    assert one != Engine(MockRunner(64)).generate([tokens(9, 1)])
+
+
 def test_preemption_happens_and_changes_nothing() -> None:
     prompts = [tokens(20 + i, i) for i in range(8)]
     params = SamplingParams(max_tokens=100)

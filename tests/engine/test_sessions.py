@@ -182,14 +182,14 @@ def test_a_session_stays_with_the_weights_with_which_it_began() -> None:
 def test_a_trip_changes_no_bit(tmp_path: Path) -> None:
     for n in (0, 1, 12, 25):
         runner = MockRunner(64)
-        home, away = Engine(runner), Engine(MockRunner(64))
+        home, away = Engine(runner, seed=11), Engine(MockRunner(64))
         session = home.session(tokens(70), stream=(2, 3))
         if n:
             home.generate([session], up_to(n))
         moved = away.import_session(home.export_session(session, tmp_path / "s"))
         assert moved.num_kept == session.num_kept == (69 + n if n else 0)
         (done,) = away.generate([moved], up_to(30 - n))
-        expected = runner.expect(tokens(70), up_to(30), (2, 3))
+        expected = runner.expect(tokens(70), up_to(30), (2, 3), seed=11)
         assert (moved.token_ids[70:], moved.logprobs[70:]) == expected
         assert done.num_cached_tokens == (69 + n if n else 0)
         home.generate([session], up_to(30 - n))

@@ -22,8 +22,8 @@ _STAGING = 64 << 20
 """Bytes of blocks between RAM and disk, each way."""
 _PROBE = 16
 """While a tier is slower than computing, every so many prompts it is measured again."""
-_UNKNOWN = 1.0
-"""Seconds to wait for a block while the speed of prefill is not known."""
+_UNKNOWN = 5.0
+"""Seconds to wait for blocks while the speed of prefill is not known."""
 
 
 class Tiers:
@@ -118,7 +118,7 @@ class Tiers:
     def ready(self, fetch: Fetch) -> bool:
         """Whether there is no use in waiting: all that can be there is, or computing would be done by now."""
         if fetch.deadline is None:
-            fetch.deadline = perf_counter() + len(fetch.names) * (self._recompute_seconds() or _UNKNOWN)
+            fetch.deadline = self._deadline(len(fetch.names))
         return fetch.settled or perf_counter() > fetch.deadline
 
     def restore(
@@ -134,7 +134,7 @@ class Tiers:
         Waits for the disk no longer than computing the same blocks would take.
         """
         if fetch is not None:
-            fetch.deadline = perf_counter() + len(content_ids) * (self._recompute_seconds() or _UNKNOWN)
+            fetch.deadline = self._deadline(len(content_ids))
         count = 0
         for content_id, block in zip(content_ids, blocks, strict=False):
             if not self._from_arena(namespace, content_id, block) and not (
@@ -179,6 +179,11 @@ class Tiers:
         """Of one block, by the engine's own prefill so far; None before there was any."""
         tokens = self._stats.prefill_tokens
         return KV_BLOCK * self._stats.prefill_seconds / tokens if tokens else None
+
+    def _deadline(self, num_blocks: int) -> float:
+        """When blocks would be computed if that were begun now."""
+        recompute = self._recompute_seconds()
+        return perf_counter() + (_UNKNOWN if recompute is None else num_blocks * recompute)
 
     def _is_faster(self, seconds: float) -> bool:
         recompute = self._recompute_seconds()
