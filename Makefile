@@ -6,7 +6,7 @@ OUT    ?= runs/quickstart
 # Versions this release was tested with; the package itself only states lower bounds.
 PINS   := -c constraints.txt
 
-.PHONY: quickstart test test-slow test-sandbox-user lint format install
+.PHONY: quickstart test test-slow test-sandbox-user sanitize lint format install
 
 quickstart: $(VENV)
 	$(BIN)/pip install --quiet $(PINS) '.[gguf]'
@@ -25,16 +25,32 @@ test-sandbox-user: install
 	setpriv --reuid=$(TEST_USER) --regid=$(TEST_USER) --clear-groups sh -c 'HOME=$$(mktemp -d) \
 	  exec $(BIN)/python -m pytest -m "not slow" -p no:cacheprovider tests/sandbox'
 
+# Memory errors, undefined behaviour and data races; takes half an hour. The pool runs by itself under
+# ThreadSanitizer; all kernels, formats and operations run random shapes under the other two.
+SANITIZED := cmake -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DPython_EXECUTABLE=$(abspath $(BIN))/python -S .
+PRELOAD    = $(shell $(CXX) -print-file-name=libasan.so) $(shell $(CXX) -print-file-name=libubsan.so) \
+             $(shell $(CXX) -print-file-name=libstdc++.so)
+
+sanitize: install
+	$(BIN)/pip install --quiet cmake ninja nanobind
+	PATH=$(abspath $(BIN)):$$PATH $(SANITIZED) -B build/tsan -DHETERO_SANITIZE=thread
+	$(BIN)/ninja -C build/tsan test_thread_pool
+	TSAN_OPTIONS=die_after_fork=0:halt_on_error=1 build/tsan/test_thread_pool
+	PATH=$(abspath $(BIN)):$$PATH $(SANITIZED) -B build/asan -DHETERO_SANITIZE=address,undefined
+	$(BIN)/ninja -C build/asan _C
+	LD_PRELOAD="$(PRELOAD)" ASAN_OPTIONS=detect_leaks=0 HETERO_FUZZ_ROUNDS=8 $(BIN)/python \
+	  tests/cpp/sanitized.py build/asan/_C.*.so -p no:cacheprovider -m "not slow" tests/kernels tests/experts
+
 lint:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	find csrc \( -name '*.h' -o -name '*.cc' \) -print0 | xargs -0 $(BIN)/clang-format --dry-run --Werror
+	find csrc tests/cpp \( -name '*.h' -o -name '*.cc' \) -print0 | xargs -0 $(BIN)/clang-format --dry-run --Werror
 
 format:
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	find csrc \( -name '*.h' -o -name '*.cc' -o -name '*.inc' \) -print0 | xargs -0 $(BIN)/clang-format -i
+	find csrc tests/cpp \( -name '*.h' -o -name '*.cc' -o -name '*.inc' \) -print0 | xargs -0 $(BIN)/clang-format -i
 
 # Editable, so that tests run against the tree; the extension is rebuilt by this command.
 install: $(VENV)

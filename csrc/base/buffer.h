@@ -15,6 +15,14 @@
 
 namespace hetero {
 
+// Under AddressSanitizer every piece is a block of its own and of just its size, so that one byte
+// past its end is found.
+#if defined(__SANITIZE_ADDRESS__)
+inline constexpr bool kExactSizes = true;
+#else
+inline constexpr bool kExactSizes = false;
+#endif
+
 class Buffer {
  public:
   Buffer() = default;
@@ -22,10 +30,11 @@ class Buffer {
     // Big blocks are aligned to and backed by huge pages: panels are walked with one TLB miss per 2
     // MiB.
     const size_t alignment = bytes >= kHugePage ? kHugePage : 64;
-    size_ = (bytes + alignment - 1) / alignment * alignment;
+    size_ = kExactSizes ? bytes : (bytes + alignment - 1) / alignment * alignment;
     if (size_ == 0) return;
-    data_ = static_cast<std::byte*>(std::aligned_alloc(alignment, size_));
-    if (data_ == nullptr) throw std::bad_alloc();
+    void* data = nullptr;
+    if (posix_memalign(&data, alignment, size_) != 0) throw std::bad_alloc();
+    data_ = static_cast<std::byte*>(data);
     if (alignment == kHugePage) madvise(data_, size_, MADV_HUGEPAGE);
   }
   Buffer(Buffer&& other) noexcept
@@ -58,6 +67,7 @@ class Arena {
   }
 
   void reset() {
+    if (kExactSizes) blocks_.clear();
     if (blocks_.size() > 1) {
       size_t total = 0;
       for (const Buffer& block : blocks_) total += block.size();
@@ -69,6 +79,10 @@ class Arena {
 
  private:
   std::byte* take_bytes(size_t bytes) {
+    if (kExactSizes) {
+      blocks_.emplace_back(bytes > 0 ? bytes : 1);
+      return blocks_.back().data();
+    }
     bytes = (bytes + 63) / 64 * 64;
     if (blocks_.empty() || used_ + bytes > blocks_.back().size()) {
       const size_t least = size_t{1} << 20;
@@ -103,7 +117,7 @@ class BufferPool {
 
   void give(Buffer buffer) {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (buffer.size() > 0) free_.push_back(std::move(buffer));
+    if (buffer.size() > 0 && !kExactSizes) free_.push_back(std::move(buffer));
     // Sizes that nobody asks for any more must not pile up.
     constexpr size_t kMostFree = 256;
     if (free_.size() > kMostFree) free_.erase(free_.begin());

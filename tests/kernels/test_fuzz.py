@@ -1,8 +1,8 @@
 """Random shapes through every kernel, format and operation. `make sanitize` runs many rounds of it under
 AddressSanitizer and UndefinedBehaviorSanitizer; here some rounds check what must hold for any shape.
 
-What is checked is cheap and general: bits do not depend on the number of threads, a row that is not a number
-spoils itself alone, results are near those of the dequantised weights in fp32.
+What is checked is cheap and general: bits depend neither on the number of threads nor on the other rows, a
+row that is not a number spoils itself alone, results are near those of the dequantised weights in fp32.
 """
 
 from __future__ import annotations
@@ -40,6 +40,11 @@ def spoiled(x: Tensor, rng: Random) -> tuple[Tensor, int]:
     return copy, row
 
 
+def some_rows(t: int, rng: Random) -> Tensor:
+    """Some of t rows, in any order."""
+    return torch.tensor(rng.sample(range(t), rng.randrange(1, t + 1)))
+
+
 def all_but(x: Tensor, row: int) -> Tensor:
     return torch.cat([x[:row], x[row + 1 :]])
 
@@ -67,6 +72,8 @@ def test_linear(ctx: cpu.Context, format: str, seed: int) -> None:
         want = reference.linear(x.detach(), weight.unpack().float(), bias, low_rank)
         assert relative(got[0], want) < 0.01
         if t:
+            few = some_rows(t, rng)
+            assert torch.equal(ops.linear(x[few], weight, bias, lora), y[few])
             bad, row = spoiled(x.detach(), rng)
             assert torch.equal(all_but(ops.linear(bad, weight, bias, lora), row), all_but(got[0], row))
 
@@ -125,10 +132,10 @@ def test_experts(ctx: cpu.Context, format: str, seed: int) -> None:
         ids, weights = routing(rng, t, k, e), torch.rand(t, k).requires_grad_()
         x, dout = bf16(t, h, seed=seed + 2).requires_grad_(), bf16(t, h, seed=seed + 3)
 
-        def run(x: Tensor) -> list[Tensor]:
-            out = ops.experts(store, x, ids, weights, lora, keep=keep)  # noqa: B023
-            grads = torch.autograd.grad(out, (x, weights, *factors), dout)  # noqa: B023
-            return [out, *grads]
+        def run(x: Tensor, rows: Tensor | slice = slice(None)) -> list[Tensor]:
+            own = weights[rows]  # noqa: B023
+            out = ops.experts(store, x, ids[rows], own, lora, keep=keep)  # noqa: B023
+            return [out, *torch.autograd.grad(out, (x, own, *factors), dout[rows])]  # noqa: B023
 
         got = run(x)
         with cpu.using(other_threads(ctx)):
@@ -140,6 +147,9 @@ def test_experts(ctx: cpu.Context, format: str, seed: int) -> None:
             want = reference.experts(gate_up, down, x.detach(), ids, weights.detach(), **named)
             assert relative(got[0], want) < 0.015
         if t:
+            few = some_rows(t, rng)
+            part = run(x.detach()[few].requires_grad_(), few)
+            assert all(torch.equal(a, b[few]) for a, b in zip(part[:3], got[:3], strict=False))
             bad, row = spoiled(x.detach(), rng)
             after = run(bad.requires_grad_())
             for before, now in zip(got[:3], after[:3], strict=True):
