@@ -31,8 +31,10 @@ std::vector<std::string> list_kernels() {
 
 void bind_context(nb::module_& module) {
   nb::class_<Context>(module, "Context")
-      .def(nb::init<int, const std::string&>(), nb::arg("num_threads") = 0, nb::arg("isa") = "")
+      .def(nb::init<int, const std::string&, int>(), nb::arg("num_threads") = 0,
+           nb::arg("isa") = "", nb::arg("num_nodes") = 0)
       .def_prop_ro("num_threads", &Context::num_threads)
+      .def_prop_ro("num_nodes", &Context::num_nodes)
       .def_prop_ro("isa", [](const Context& context) { return context.kernels().name; });
   module.def("isas", &list_isas);
   module.def("kernels", &list_kernels);

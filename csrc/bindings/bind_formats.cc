@@ -21,8 +21,8 @@ void each_panel(Context& context, const Matrix& matrix, int64_t e, Task task) {
   const int panels = matrix.n_pad() / kPanel;
   const size_t bytes = panel_bytes(*matrix.format, matrix.k_pad());
   auto* first = reinterpret_cast<std::byte*>(const_cast<uint16_t*>(matrix.data));
-  context.parallel(e * panels, [&](int64_t i, int thread) {
-    task(i / panels, static_cast<int>(i % panels) * kPanel, first + bytes * i, thread);
+  context.place_panels(e, panels, [&](int64_t i, int panel, int thread) {
+    task(i, panel * kPanel, first + bytes * (i * panels + panel), thread);
   });
 }
 

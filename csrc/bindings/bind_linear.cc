@@ -23,10 +23,9 @@ void pack(Context& context, Array<const T, 3> weight, Array<uint16_t, 1> packed)
                packed.size());
   const int panels = matrix.n_pad() / kPanel;
   nb::gil_scoped_release release;
-  context.parallel(e * panels, [&](int64_t task, int) {
-    bf16::pack_panel(weight.data() + task / panels * n * k, n, k,
-                     static_cast<int>(task % panels) * kPanel,
-                     packed.data() + task * matrix.k_pad() * kPanel);
+  context.place_panels(e, panels, [&](int64_t i, int panel, int) {
+    bf16::pack_panel(weight.data() + i * n * k, n, k, panel * kPanel,
+                     packed.data() + (i * panels + panel) * matrix.k_pad() * kPanel);
   });
 }
 

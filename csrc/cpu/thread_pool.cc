@@ -69,13 +69,26 @@ constexpr uint64_t kIndexMask = 0xffffffffu;
 
 }  // namespace
 
-struct ThreadPool::State {
-  // The job being run. A ticket is (job number << 32 | next index); indices are claimed by
-  // compare-and-swap, so a claim succeeds only for the job whose task and size the thread has read.
-  // Between jobs the index is kIndexMask and nothing can be claimed.
+// The tasks of one node that are still to be handed out.
+//
+// A ticket is (job number << 32 | next index); indices are claimed by compare-and-swap, so a claim
+// succeeds only for the job whose task and sizes the thread has read after the ticket. Between jobs
+// the index is kIndexMask and nothing can be claimed.
+struct alignas(64) Lane {
   std::atomic<uint64_t> ticket{kIndexMask};
+  std::atomic<uint32_t> end{0};
+};
+
+struct ThreadPool::State {
+  explicit State(int num_nodes) : lanes(num_nodes) {}
+
+  std::vector<Lane> lanes;
+  uint64_t job = 0;
+
+  // The job being run.
   std::atomic<const TaskRef*> task{nullptr};
   std::atomic<uint32_t> num_tasks{0};
+  std::atomic<bool> strict{false};
   Word num_done{0};
   Word caller_sleeps{0};
 
@@ -89,21 +102,22 @@ struct ThreadPool::State {
   std::mutex queue;  // one job at a time
   std::vector<std::thread> workers;
 
-  void work(int thread, const Hooks& hooks);
-  void worker_main(int thread, const Hooks& hooks);
+  void work(int thread, int node, const Hooks& hooks);
+  void work_lane(Lane& lane, bool own, int thread, bool& entered, const Hooks& hooks);
+  void worker_main(int thread, int node, const Hooks& hooks);
   void wait_done(uint32_t count);
 };
 
-void ThreadPool::State::work(int thread, const Hooks& hooks) {
-  const FloatState float_state;
-  bool entered = false;
-  uint64_t seen = ticket.load(std::memory_order_acquire);
+void ThreadPool::State::work_lane(Lane& lane, bool own, int thread, bool& entered,
+                                  const Hooks& hooks) {
+  uint64_t seen = lane.ticket.load(std::memory_order_acquire);
   while (true) {
     const TaskRef* current = task.load(std::memory_order_acquire);
     const uint32_t count = num_tasks.load(std::memory_order_acquire);
     const uint64_t index = seen & kIndexMask;
-    if (index >= count) break;
-    if (!ticket.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel)) continue;
+    if (index >= lane.end.load(std::memory_order_acquire)) return;
+    if (!own && strict.load(std::memory_order_acquire)) return;
+    if (!lane.ticket.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel)) continue;
     if (!entered && hooks.enter) hooks.enter();
     entered = true;
     if (!failed.load(std::memory_order_relaxed)) {
@@ -114,12 +128,22 @@ void ThreadPool::State::work(int thread, const Hooks& hooks) {
       }
     }
     if (num_done.fetch_add(1) + 1 == count && caller_sleeps.load() != 0) futex_wake(num_done, 1);
-    seen = ticket.load(std::memory_order_acquire);
+    seen = lane.ticket.load(std::memory_order_acquire);
+  }
+}
+
+// The tasks of the thread's own node first, then those of the nodes after it.
+void ThreadPool::State::work(int thread, int node, const Hooks& hooks) {
+  const FloatState float_state;
+  bool entered = false;
+  const size_t count = lanes.size();
+  for (size_t i = 0; i < count; ++i) {
+    work_lane(lanes[(node + i) % count], i == 0, thread, entered, hooks);
   }
   if (entered && hooks.leave) hooks.leave();
 }
 
-void ThreadPool::State::worker_main(int thread, const Hooks& hooks) {
+void ThreadPool::State::worker_main(int thread, int node, const Hooks& hooks) {
   uint32_t seen = 0;
   while (true) {
     if (!spin([&] { return wake.load(std::memory_order_acquire) != seen; })) {
@@ -129,7 +153,7 @@ void ThreadPool::State::worker_main(int thread, const Hooks& hooks) {
     }
     seen = wake.load(std::memory_order_acquire);
     if (stop.load(std::memory_order_acquire)) return;
-    work(thread, hooks);
+    work(thread, node, hooks);
   }
 }
 
@@ -142,16 +166,22 @@ void ThreadPool::State::wait_done(uint32_t count) {
   caller_sleeps.store(0);
 }
 
-ThreadPool::ThreadPool(int num_threads, Hooks hooks)
-    : num_threads_(std::max(1, num_threads)), hooks_(hooks) {
+ThreadPool::ThreadPool(int num_threads, Hooks hooks, std::vector<Node> nodes)
+    : num_threads_(std::max(1, num_threads)), hooks_(hooks), nodes_(std::move(nodes)) {
+  if (nodes_.empty()) nodes_.emplace_back();
+  if (num_nodes() > num_threads_) nodes_.resize(num_threads_);
   start();
 }
 
 void ThreadPool::start() {
   owner_pid_ = getpid();
-  state_ = std::make_unique<State>();
+  state_ = std::make_unique<State>(num_nodes());
   for (int thread = 1; thread < num_threads_; ++thread) {
-    state_->workers.emplace_back([this, thread] { state_->worker_main(thread, hooks_); });
+    state_->workers.emplace_back([this, thread] {
+      const int node = node_of(thread);
+      bind_thread(nodes_[node]);
+      state_->worker_main(thread, node, hooks_);
+    });
   }
 }
 
@@ -168,34 +198,57 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::run(int64_t num_tasks, TaskRef task) {
-  if (num_tasks <= 0) return;
+  for (int64_t base = 0; base < num_tasks; base += INT_MAX) {
+    const auto from_base = [&](int64_t index, int thread) { task(base + index, thread); };
+    const int64_t first[] = {0, std::min<int64_t>(num_tasks - base, INT_MAX)};
+    run_job(first, Affinity::kPreferred, from_base);
+  }
+}
+
+void ThreadPool::run_by_node(std::span<const int64_t> first, Affinity affinity, TaskRef task) {
+  if (affinity == Affinity::kStrict && num_nodes() > 1) {
+    // The caller stands for the threads of node 0, so it must be there.
+    const BoundThread here(nodes_[0]);
+    run_job(first, affinity, task);
+    return;
+  }
+  run_job(first, affinity, task);
+}
+
+void ThreadPool::run_job(std::span<const int64_t> first, Affinity affinity, TaskRef task) {
+  if (first.back() == 0) return;
   if (owner_pid_ != getpid()) {
     static_cast<void>(state_.release());
     start();
   }
   State& state = *state_;
   std::lock_guard<std::mutex> turn(state.queue);
-  for (int64_t base = 0; base < num_tasks; base += INT_MAX) {
-    const auto count = static_cast<uint32_t>(std::min<int64_t>(num_tasks - base, INT_MAX));
-    const auto from_base = [&](int64_t index, int thread) { task(base + index, thread); };
-    const TaskRef shifted(from_base);
-    state.failed.store(false);
-    state.error = nullptr;
-    state.num_done.store(0);
-    state.task.store(&shifted, std::memory_order_release);
-    state.num_tasks.store(count, std::memory_order_release);
-    const uint64_t job = (state.ticket.load() >> 32) + 1;
-    state.ticket.store(job << 32, std::memory_order_release);
-    if (count > 1 && num_threads_ > 1) {
-      state.wake.fetch_add(1);
-      const int needed = std::min<int64_t>(count - 1, num_threads_ - 1);
-      if (state.num_sleepers.load() > 0) futex_wake(state.wake, needed);
-    }
-    state.work(0, hooks_);
-    state.wait_done(count);
-    state.ticket.store((job << 32) | kIndexMask, std::memory_order_release);
-    if (state.failed.load()) std::rethrow_exception(state.error);
+  const auto count = static_cast<uint32_t>(first.back());
+  state.failed.store(false);
+  state.error = nullptr;
+  state.num_done.store(0);
+  state.task.store(&task, std::memory_order_release);
+  state.num_tasks.store(count, std::memory_order_release);
+  state.strict.store(affinity == Affinity::kStrict, std::memory_order_release);
+  const uint64_t job = ++state.job << 32;
+  for (size_t lane = 0; lane + 1 < first.size(); ++lane) {
+    // The end is that of the job before for a moment; a claim then still needs that job's number.
+    state.lanes[lane].end.store(static_cast<uint32_t>(first[lane + 1]), std::memory_order_release);
+    state.lanes[lane].ticket.store(job | static_cast<uint64_t>(first[lane]),
+                                   std::memory_order_release);
   }
+  const bool all = affinity == Affinity::kStrict;
+  if ((count > 1 || all) && num_threads_ > 1) {
+    state.wake.fetch_add(1);
+    const int needed = all ? num_threads_ : std::min<int64_t>(count - 1, num_threads_ - 1);
+    if (state.num_sleepers.load() > 0) futex_wake(state.wake, needed);
+  }
+  state.work(0, 0, hooks_);
+  state.wait_done(count);
+  for (size_t lane = 0; lane + 1 < first.size(); ++lane) {
+    state.lanes[lane].ticket.store(job | kIndexMask, std::memory_order_release);
+  }
+  if (state.failed.load()) std::rethrow_exception(state.error);
 }
 
 }  // namespace hetero

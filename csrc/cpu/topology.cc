@@ -5,9 +5,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <fstream>
 #include <set>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -50,13 +50,16 @@ int physical_cores(const std::vector<int>& cpus) {
   return static_cast<int>(cores.size());
 }
 
+// The number that `text` begins with; 0 for none ("max"). No streams: see base/check.h.
+double number(const std::string& text) { return std::strtod(text.c_str(), nullptr); }
+
 // The smallest quota on the way from this process's cgroup (version 2) to the root, in processors.
 double quota_v2(std::string group) {
   double quota = HUGE_VAL;
   while (true) {
-    std::istringstream line(read_line("/sys/fs/cgroup" + group + "/cpu.max"));
-    double share, period;
-    if (line >> share >> period && period > 0) quota = std::min(quota, share / period);
+    const std::string line = read_line("/sys/fs/cgroup" + group + "/cpu.max");  // "max 100000"
+    const double share = number(line), period = number(line.substr(line.find(' ') + 1));
+    if (share > 0 && period > 0) quota = std::min(quota, share / period);
     if (group.empty() || group == "/") return quota;
     group.resize(group.rfind('/'));
   }
@@ -70,17 +73,69 @@ double cgroup_quota() {
   }
   for (const char* root : {"/sys/fs/cgroup/cpu/", "/sys/fs/cgroup/cpu,cpuacct/"}) {
     const std::string base(root);
-    std::istringstream share_line(read_line(base + "cpu.cfs_quota_us"));
-    std::istringstream period_line(read_line(base + "cpu.cfs_period_us"));
-    double share, period;
-    if (share_line >> share && period_line >> period && share > 0 && period > 0) {
-      quota = std::min(quota, share / period);
-    }
+    const double share = number(read_line(base + "cpu.cfs_quota_us"));
+    const double period = number(read_line(base + "cpu.cfs_period_us"));
+    if (share > 0 && period > 0) quota = std::min(quota, share / period);
   }
   return quota;
 }
 
+// "0-3,8" -> 0, 1, 2, 3, 8
+std::vector<int> parse_list(const std::string& text) {
+  std::vector<int> values;
+  const char* at = text.c_str();
+  while (*at != '\0') {
+    char* end;
+    const long first = std::strtol(at, &end, 10);
+    if (end == at) break;
+    long last = first;
+    if (*end == '-') last = std::strtol(end + 1, &end, 10);
+    for (long value = first; value <= last; ++value) values.push_back(static_cast<int>(value));
+    at = *end == ',' ? end + 1 : end;
+  }
+  return values;
+}
+
+void allow(const std::vector<int>& cpus) {
+  const int count = *std::max_element(cpus.begin(), cpus.end()) + 1;
+  cpu_set_t* set = CPU_ALLOC(count);
+  const size_t bytes = CPU_ALLOC_SIZE(count);
+  CPU_ZERO_S(bytes, set);
+  for (int cpu : cpus) CPU_SET_S(cpu, bytes, set);
+  sched_setaffinity(0, bytes, set);  // refused: it runs where it did
+  CPU_FREE(set);
+}
+
 }  // namespace
+
+std::vector<Node> memory_nodes() {
+  const std::string root = "/sys/devices/system/node/";
+  const std::vector<int> allowed = allowed_cpus();
+  std::vector<Node> nodes;
+  for (int number : parse_list(read_line(root + "online"))) {
+    Node node;
+    for (int cpu : parse_list(read_line(root + "node" + std::to_string(number) + "/cpulist"))) {
+      if (std::binary_search(allowed.begin(), allowed.end(), cpu)) node.cpus.push_back(cpu);
+    }
+    if (!node.cpus.empty()) nodes.push_back(std::move(node));
+  }
+  if (nodes.size() < 2) return {Node{}};
+  return nodes;
+}
+
+void bind_thread(const Node& node) {
+  if (!node.cpus.empty()) allow(node.cpus);
+}
+
+BoundThread::BoundThread(const Node& node) {
+  if (node.cpus.empty()) return;
+  before_ = allowed_cpus();
+  allow(node.cpus);
+}
+
+BoundThread::~BoundThread() {
+  if (!before_.empty()) allow(before_);
+}
 
 int usable_cores() {
   const int cores = physical_cores(allowed_cpus());

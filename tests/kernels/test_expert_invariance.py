@@ -100,6 +100,22 @@ def test_live_forwards_in_any_order_of_backward(ctx: cpu.Context, order: str, ke
         assert torch.equal(dx, want[i])
 
 
+@pytest.mark.parametrize("keep", [True, False])
+def test_layers_of_different_sizes_live_beside_each_other(ctx: cpu.Context, keep: bool) -> None:
+    layers = [Layer(3, 64, 48), Layer(5, 200, 33, seed=5), Layer(2, 40, 130, seed=9)]
+    tokens = [Tokens.random(layer, t, 2, seed=t) for layer, t in zip(layers, (5, 40, 9), strict=True)]
+    want = [run(layer, own) for layer, own in zip(layers, tokens, strict=True)]
+    inputs = [own.x.clone().requires_grad_() for own in tokens]
+    outs = [
+        ops.experts(layer.store, x, own.ids, own.weights, keep=keep)
+        for layer, x, own in zip(layers, inputs, tokens, strict=True)
+    ]
+    for i in (1, 0, 2):
+        assert torch.equal(outs[i].detach(), want[i].out)
+        (dx,) = torch.autograd.grad(outs[i], inputs[i], tokens[i].dout)
+        assert torch.equal(dx, want[i].dx)
+
+
 def resident() -> int:
     """Bytes of this process in memory."""
     with open("/proc/self/statm") as file:

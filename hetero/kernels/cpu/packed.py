@@ -32,14 +32,16 @@ def _panels(size: int, dtype: torch.dtype) -> torch.Tensor:
     """Uninitialised memory for `size` elements of two bytes.
 
     Large stacks get a mapping of their own, in huge pages where there are any: in the allocator's heap they
-    would be strewn among the short-lived tensors of loading, whose holes no later stack fills.
+    would be strewn among the short-lived tensors of loading, whose holes no later stack fills. With several
+    memory nodes pages are small: a node's share of one matrix is often less than a huge page.
     """
     if size < OWN_MAPPING:
         return torch.empty(size, dtype=dtype)
     memory = mmap.mmap(-1, 2 * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
+        advice = mmap.MADV_HUGEPAGE if context().nodes == 1 else mmap.MADV_NOHUGEPAGE
         with suppress(OSError):  # a kernel without huge pages
-            memory.madvise(mmap.MADV_HUGEPAGE)
+            memory.madvise(advice)
     return torch.frombuffer(memory, dtype=dtype)
 
 
