@@ -36,8 +36,8 @@ class Moving:
         current = self._runner.namespace()
         if session.namespace not in (None, current):
             raise ModelError(
-                f"The session ran under {session.namespace}, the model computes {current} now. Export it "
-                "before the adapter changes, or in a context where its version is the current one."
+                f"The session ran under {session.namespace}, the model computes {current} now. Export a "
+                "session before its adapter changes."
             )
         kept = self._resting.held(session)
         size = self._blocks.store.bytes_per_block

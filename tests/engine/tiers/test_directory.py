@@ -188,19 +188,30 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         make(tmp_path / "file" / "below")
 
 
-def kill(path: Path, rounds: int) -> dict[str, int]:
-    script = Path(__file__).with_name("kill_writers.py")
+def kill(script: str, path: Path, rounds: int) -> dict[str, int]:
+    here = Path(__file__).parent
     done = subprocess.run(
-        [sys.executable, str(script), str(path), str(rounds), "1"], capture_output=True, text=True, check=True
+        [sys.executable, str(here / script), str(path), str(rounds), "1"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(here.parent)])},
     )
     result: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    print(script, result)
     assert result["rounds"] == rounds
     return result
 
 
 @pytest.mark.parametrize("rounds", [20, pytest.param(1000, marks=pytest.mark.slow)])
 def test_writers_killed_at_random_moments_leave_no_wrong_bytes(tmp_path: Path, rounds: int) -> None:
-    result = kill(tmp_path, rounds)
-    print(result)
+    result = kill("kill_writers.py", tmp_path, rounds)
     assert result["wrong"] == result["refused"] == 0
     assert result["served"] > 5 * rounds
+
+
+@pytest.mark.parametrize("rounds", [5, pytest.param(200, marks=pytest.mark.slow)])
+def test_engines_killed_at_random_moments_mislead_no_other(tmp_path: Path, rounds: int) -> None:
+    result = kill("kill_engines.py", tmp_path, rounds)
+    assert result["wrong"] == result["refused"] == 0
+    assert result["served"] > 100 * rounds
