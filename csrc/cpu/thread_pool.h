@@ -67,8 +67,8 @@ class ThreadPool {
   // Who runs the tasks of a node: its own threads before others, or its own threads alone.
   enum class Affinity { kPreferred, kStrict };
 
-  // As run(), with the tasks of node n in [first[n], first[n + 1]); first has num_nodes() + 1
-  // entries and begins with 0. Fewer than 2^31 tasks.
+  // As run(), with the tasks of node n in [first[n], first[n + 1]); first begins with 0 and
+  // may end before the last node. Fewer than 2^31 tasks.
   void run_by_node(std::span<const int64_t> first, Affinity affinity, TaskRef task);
 
  private:

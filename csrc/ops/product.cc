@@ -1,8 +1,10 @@
 #include "ops/product.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "cpu/topology.h"
+#include "ops/task_plan.h"
 
 namespace hetero {
 namespace {
@@ -43,17 +45,12 @@ class Multiplication {
     plan();
     allocate();
     if (shared_ != nullptr) pack_shared();
-    const size_t count = products_.size();
-    context_.parallel(first_task_[count], [&](int64_t task, int thread) {
-      const size_t which =
-          std::upper_bound(first_task_, first_task_ + count, task) - first_task_ - 1;
-      const Product& product = products_[which];
-      const int64_t chunk = task - first_task_[which],
-                    chunks = first_task_[which + 1] - first_task_[which];
+    context_.parallel_by_node(plan_->by_node(), [&](int64_t index, int thread) {
+      const TaskPlan::Task task = plan_->at(index);
+      const Product& product = products_[task.product];
       Workspace& workspace = workspaces_[thread];
       hold(product, workspace);
-      const int end = static_cast<int>(num_groups_ * (chunk + 1) / chunks);
-      for (int i = static_cast<int>(num_groups_ * chunk / chunks); i < end; ++i) {
+      for (int i = task.first; i < task.last; ++i) {
         float* c = workspace.tiles;
         for (int j = 0; j < group_; ++j, c += static_cast<size_t>(product.num_rows) * kPanel) {
           compute(product, workspace, i + j * num_groups_, j, c);
@@ -76,16 +73,13 @@ class Multiplication {
     for (const Product& product : products_) total += group_work(product) * num_groups_;
     const int threads = context_.num_threads();
     const double work = std::max(kLeastWork, total / (threads * 8.0));
-    first_task_ = op_.take<int64_t>(products_.size() + 1);
-    int64_t tasks = 0;
-    for (size_t i = 0; i < products_.size(); ++i) {
-      first_task_[i] = tasks;
-      if (products_[i].num_rows == 0) continue;
-      const double chunks = threads == 1 ? 1 : group_work(products_[i]) * num_groups_ / work;
-      tasks += std::clamp(static_cast<int>(chunks + 0.5), 1, num_groups_);
-      most_chunks_ = std::max(most_chunks_, tasks - first_task_[i]);
-    }
-    first_task_[products_.size()] = tasks;
+    // The panels of a transposed product lie on all nodes.
+    const int nodes = direction_ == Direction::kForward ? context_.num_nodes() : 1;
+    plan_.emplace(op_, products_.size(), num_groups_, nodes, [&](size_t which, int groups) {
+      if (products_[which].num_rows == 0) return 0;
+      const double chunks = threads == 1 ? 1 : group_work(products_[which]) * groups / work;
+      return std::max(1, static_cast<int>(chunks + 0.5));
+    });
   }
 
   // Bytes of the packed rows of an extra.
@@ -101,7 +95,7 @@ class Multiplication {
     const int threads = context_.num_threads();
     const size_t main_bytes = kernels.a_bytes(most_rows_, depth_);
     // When many tasks share the rows of a product, they are packed once, for all threads together.
-    if (most_chunks_ > 2) {
+    if (plan_->most_chunks() > 2) {
       shared_ = op_.take<std::byte>(main_bytes * products_.size());
       shared_stride_ = main_bytes;
     }
@@ -211,8 +205,7 @@ class Multiplication {
   int depth_ = 0;
   int num_groups_ = 0;
   int most_rows_ = 0;
-  int64_t most_chunks_ = 0;
-  int64_t* first_task_ = nullptr;  // [number of products + 1]
+  std::optional<TaskPlan> plan_;
   std::byte* shared_ = nullptr;
   size_t shared_stride_ = 0;
   Workspace* workspaces_ = nullptr;
