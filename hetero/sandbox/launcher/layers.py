@@ -21,6 +21,11 @@ def open_upper(first: int) -> int:
         return os.open(f"/proc/{first}/fd/{UPPER}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
         raise OSError(3, "the box is gone") from None
+    except PermissionError:  # so says the kernel of a process that has ended, to all but root
+        with open(f"/proc/{first}/stat", "rb") as file:
+            if file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X"):
+                raise OSError(3, "the box is gone") from None
+        raise
 
 
 def changed_since(upper: int, begun_ns: int, limit: int) -> dict[str, Any]:
