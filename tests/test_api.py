@@ -18,7 +18,6 @@ from hetero.engine.stats import EngineStats
 from hetero.models.routing_site import RoutingSite
 from hetero.recipe.recipe import Recipe
 from hetero.recipe.suggest import all_paths
-from hetero.rl.metrics import rollout_metrics
 from hetero.rl.rollout import Rollout
 from hetero.run.metrics import step_record
 from hetero.train.batch import TrainSample
@@ -67,11 +66,11 @@ METRICS = {
     ess is_mean is_max is_min prob_pearson bitwise_equal_frac nonfinite tokens
     """,
     "off_policy": """
-    ratio_mean ratio_min ratio_max ess kl_k3 version_lag_mean version_lag_max mixed_version_traj
+    ratio_mean ratio_min ratio_max ess kl_k3 version_lag_mean version_lag_max mixed_version_traj dropped
     """,
     "moe": """
     load_max_over_mean load_entropy experts_touched routing_confidence route_flip_rate tokens_with_any_flip
-    replayed_tokens lora_grad_experts_frac
+    replayed_tokens topk_margin_p01 lora_grad_experts_frac
     """,
 }
 
@@ -151,6 +150,7 @@ def test_metrics() -> None:
     column, log = torch.zeros(3), TokenLog()
     log.add({"old_logprobs": column, "logprobs": column, "compared": column == 0, "samples": column.long()})
     site, routing = RoutingSite(4), RoutingLog()
+    site.margin = torch.tensor([0.1])
     site.saw(torch.tensor([[0, 1]]), torch.tensor([[0.5, 0.5]]))
     routing.add([site])
     gradient = torch.nn.Parameter(torch.ones(2, 3, 4))
@@ -161,7 +161,7 @@ def test_metrics() -> None:
         **version_lag([TrainSample([1], [2], adapter_version=0)], 1),
         **routing.metrics(),
         **lora_grad_experts({"experts.lora_down_a": gradient}),
-        **rollout_metrics([]),
+        **step_record(1, Rollout([], 0.0, 0.0), {}, EngineStats(), {"time/train": 0.0}, {}),
     }
     for family, names in METRICS.items():
         assert {name for name in found if name.startswith(f"{family}/")} == {

@@ -13,6 +13,7 @@ class EngineStats:
         num_steps: forward passes.
         num_finished: sequences handed back, aborted ones included.
         num_aborted: of these, sequences that could not be finished.
+        num_dropped: of these, sequences whose adapter version left memory before they ended.
         num_preemptions: times that a running sequence gave its blocks away and was computed again later.
         prefill_tokens: prompt tokens computed, and tokens computed again after a preemption.
         decode_tokens: sampled tokens that were fed back.
@@ -39,6 +40,7 @@ class EngineStats:
     num_steps: int = 0
     num_finished: int = 0
     num_aborted: int = 0
+    num_dropped: int = 0
     num_preemptions: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0

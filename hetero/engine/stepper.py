@@ -131,6 +131,7 @@ class Stepper:
         for sequence in cancelled:
             began, current = sequence.prompt.namespace.name, self.runner.namespace()
             self.cancel(sequence, f"the adapter changed from {began} to {current} while the sequence ran")
+        self.stats.num_dropped += len(cancelled)
         self.retire([name for name in self.blocks.namespaces() if name not in resident])
         return cancelled
 

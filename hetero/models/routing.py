@@ -38,13 +38,14 @@ def routing_sites(model: nn.Module) -> list[RoutingSite]:
 
 @contextmanager
 def watched_routing(
-    model: nn.Module, recorded: Tensor | None = None, *, replay: bool = False
+    model: nn.Module, recorded: Tensor | None = None, *, replay: bool = False, measure: bool = False
 ) -> Iterator[list[RoutingSite]]:
     """Within this context every site keeps what passes in the last forward, and in its recomputations.
 
     Args:
         recorded: [T, layers, top_k] expert ids of an earlier forward over the same rows, -1 where there are
             none: to be compared, or with `replay` to be selected again.
+        measure: also keep how near the selections were to others.
 
     Raises ModelError when `recorded` does not fit the model, or cannot be replayed.
     """
@@ -55,6 +56,7 @@ def watched_routing(
         )
     for number, site in enumerate(sites):
         site.watched, site.replay = True, replay and recorded is not None
+        site.measured = measure or site.replay
         if recorded is not None:
             site.recorded = recorded[:, number].long()
     try:
@@ -85,7 +87,7 @@ def _install(model: nn.Module, name: str, experts: HeteroExperts) -> RoutingSite
 def _replaying(forward: Callable[..., Any], site: RoutingSite) -> Callable[..., Any]:
     @wraps(forward)
     def run(*args: Any, **kwargs: Any) -> Any:
-        if not site.replay:
+        if not site.measured:
             return forward(*args, **kwargs)
         token = selecting.set(site)
         try:

@@ -25,14 +25,26 @@ class RoutingSite:
 
     Attributes:
         num_experts: E.
-        watched: keep what passes.
+        watched: keep what passes; measured: also look at the scores of the selection.
         recorded: [T, top_k] int64 expert ids of an earlier forward, -1 in rows that have none; or None.
         replay: select what was recorded, in the rows that have it.
         ids, weights: [T, top_k] of the last forward.
         live: [T, top_k] ids that the router chose in the last forward, before any replay.
+        margin: [T] by how much the last chosen expert's score exceeds that of the first one left out, in the
+            router's own units; None where nothing is measured or all experts are chosen.
     """
 
-    __slots__ = ("ids", "live", "num_experts", "recorded", "replay", "watched", "weights")
+    __slots__ = (
+        "ids",
+        "live",
+        "margin",
+        "measured",
+        "num_experts",
+        "recorded",
+        "replay",
+        "watched",
+        "weights",
+    )
 
     def __init__(self, num_experts: int) -> None:
         self.num_experts = num_experts
@@ -41,17 +53,23 @@ class RoutingSite:
 
     def reset(self) -> None:
         """Look on no more, and forget."""
-        self.watched = self.replay = False
+        self.watched = self.measured = self.replay = False
         self.recorded: Tensor | None = None
         self.ids: Tensor | None = None
         self.weights: Tensor | None = None
         self.live: Tensor | None = None
+        self.margin: Tensor | None = None
 
     def select(self, scores: Tensor, top_k: int, topk: Callable[[Tensor, int], TopK]) -> TopK | None:
-        """The recorded experts of scores [.., E] with their live scores, differentiable; None for a top-k
-        that is not the selection of experts."""
+        """The recorded experts of scores [.., E] with their live scores, differentiable; None where nothing
+        is replayed, or for a top-k that is not the selection of experts."""
+        if scores.shape[-1] != self.num_experts:
+            return None
+        if top_k < self.num_experts:
+            best = topk(scores.detach(), top_k + 1).values.float().sort(-1).values  # some ask for no order
+            self.margin = (best[..., 1] - best[..., 0]).reshape(-1)
         recorded = self.recorded
-        if recorded is None or (scores.shape[-1], top_k) != (self.num_experts, recorded.shape[1]):
+        if recorded is None or not self.replay or top_k != recorded.shape[1]:
             return None
         if scores.numel() != recorded.shape[0] * self.num_experts:
             return None

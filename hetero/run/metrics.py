@@ -55,6 +55,7 @@ def step_record(
         "perf/train_tok_s": _rate(trained.get("train/tokens", 0.0), seconds["time/train"]),
         "kv/hit_rate": engine.cached_tokens / prompt_tokens if prompt_tokens else 0.0,
         "kv/preemptions": engine.num_preemptions,
+        "off_policy/dropped": engine.num_dropped,
         **{f"kv/{name}": getattr(engine, name) for name in KV_COUNTS},
     }
     parts = {"step": step, **rollout_metrics(rolled.groups), **trained, **data, **perf, **seconds}

@@ -30,7 +30,7 @@ def backward(
     taken = columns.take(batch, model.device)
     ref_logprobs = reference_logprobs(model, batch, temperature) if config.kl_coef else None
     recorded = None if batch.routes is None else batch.routes.to(model.device)
-    with torch.enable_grad(), watched_routing(model, recorded, replay=True) as sites:
+    with torch.enable_grad(), watched_routing(model, recorded, replay=True, measure=True) as sites:
         logprobs, entropy = token_logprobs(model, batch, temperature)
         inputs = LossInputs(
             logprobs, taken["old_logprobs"], taken["advantages"], taken["weights"], ref_logprobs

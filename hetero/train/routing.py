@@ -50,6 +50,7 @@ class RoutingLog:
     def __init__(self) -> None:
         self._loads: list[Tensor] = []  # per layer: rows of each expert [E]
         self._num_rows = 0
+        self._margins: list[Tensor] = []
         self._confidence = 0.0
         self._num_flips = self._num_routes = self._num_flipped_rows = self._num_known_rows = 0
 
@@ -68,6 +69,8 @@ class RoutingLog:
             weights = site.weights.float().abs()
             total = weights.sum(-1).clamp(min=torch.finfo(torch.float32).tiny)
             self._confidence += float((weights.amax(-1) / total).double().sum())
+            if site.margin is not None:
+                self._margins.append(site.margin.float().cpu())
             if site.recorded is not None:
                 differs = (site.live.sort(-1).values != site.recorded.sort(-1).values).any(-1)
                 differs &= site.recorded[:, 0] >= 0
@@ -90,7 +93,9 @@ class RoutingLog:
         computed a row. routing_confidence: share of a row's expert weight that its first expert has, mean
         over rows and layers. route_flip_rate: share of the recorded (row, layer) pairs for which the router
         would now choose other experts; tokens_with_any_flip: share of the rows in which some layer would.
-        replayed_tokens: recorded rows.
+        replayed_tokens: recorded rows. topk_margin_p01: first percentile, over rows and layers, of how much
+        the score of the last chosen expert exceeds that of the next, in the router's units; left out where
+        all experts are chosen.
         """
         if not self._num_rows:
             return {}
@@ -104,7 +109,13 @@ class RoutingLog:
             "moe/route_flip_rate": self._num_flips / max(self._num_routes, 1),
             "moe/tokens_with_any_flip": self._num_flipped_rows / known,
             "moe/replayed_tokens": float(self._num_known_rows),
+            **self._margin(),
         }
+
+    def _margin(self) -> dict[str, float]:
+        if not self._margins:
+            return {}
+        return {"moe/topk_margin_p01": float(np.quantile(torch.cat(self._margins).numpy(), 0.01))}
 
 
 def lora_grad_experts(params: Mapping[str, torch.nn.Parameter]) -> dict[str, float]:

@@ -119,6 +119,7 @@ def test_a_version_that_leaves_takes_its_sequences_and_its_cache_with_it() -> No
     engine.step()
     assert engine._stepper.blocks.namespaces() == ["policy:1"]
     assert [c.finish_reason for c in old.completions] == ["abort"] == [c.finish_reason for c in heard]
+    assert engine.stats.num_dropped == engine.stats.num_aborted == 1
     while engine.step():
         pass
     assert [c.finish_reason for c in new.completions] == ["length"]

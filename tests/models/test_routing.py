@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from hetero.errors import ModelError
 from hetero.models import LoraConfig, forward_hidden, head, load_model, lora_parameters, scoring_batch
 from hetero.models.routing import routes_of, routing_sites, watched_routing
+from hetero.models.routing_site import RoutingSite
 
 TEXTS = [[3, 4, 5, 6, 7, 8], list(range(9, 40)), [50]]
 NUM_ROWS = sum(map(len, TEXTS))
@@ -154,3 +155,30 @@ def test_what_cannot_be_replayed_is_an_error(checkpoint: Callable[[str], Path]) 
     with pytest.raises(ModelError, match="cannot be replayed"), watched_routing(model, recorded, replay=True):
         logits(model)
     assert not any(site.watched for site in routing_sites(model))
+
+
+@pytest.mark.parametrize("dense", ["bf16", "torch"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_margin_of_a_selection_is_that_of_its_scores(
+    family: str, dense: str, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_experts, top_k = FAMILIES[family]
+    model = load(checkpoint(family), dense=dense)
+    plain, seen = logits(model), []
+    select = RoutingSite.select
+
+    def spy(site: RoutingSite, scores: Tensor, k: int, topk: Any) -> Any:
+        if (scores.shape[-1], k) == (num_experts, top_k):
+            seen.append(scores.detach().reshape(-1, num_experts).float())
+        return select(site, scores, k, topk)
+
+    monkeypatch.setattr(RoutingSite, "select", spy)
+    with watched_routing(model, measure=True) as sites:
+        assert torch.equal(logits(model), plain), "looking on changes nothing"
+        margins = [site.margin for site in sites]
+    assert len(seen) == len(margins) == len(routing_sites(model))
+    for scores, margin in zip(seen, margins, strict=True):
+        ordered = scores.sort(-1, descending=True).values
+        assert margin is not None
+        assert torch.equal(margin.float(), ordered[:, top_k - 1] - ordered[:, top_k])
+        assert float(margin.max()) > 0.0

@@ -155,6 +155,7 @@ def test_routing_metrics_do_not_depend_on_the_cut(load_moe: Callable[..., PreTra
     assert 0.5 < whole["moe/load_entropy"] <= 1.0
     assert 0.0 < whole["moe/experts_touched"] <= 1.0
     assert 0.5 <= whole["moe/routing_confidence"] <= 1.0
+    assert whole["moe/topk_margin_p01"] >= 0.0
     for name in ("moe/routing_confidence", "moe/load_entropy", "moe/replayed_tokens"):
         assert cut[name] == pytest.approx(whole[name], rel=0.3), name
 
