@@ -117,3 +117,13 @@ def test_commands_without_a_pool_do_not_fail_for_their_number(make_box: Callable
     with ThreadPoolExecutor(48) as threads:
         waiting = [threads.submit(box.exec, ["echo", str(n)]) for n, box in enumerate(boxes * 2)]
         assert [done.result().stdout for done in waiting] == [f"{n}\n" for n in range(48)]
+
+
+def test_a_pool_of_another_tier_and_its_interpreters() -> None:
+    async def run() -> tuple[str, str]:
+        async with Pool(warm=(1, 1), max_live=2, tier="landlock") as pool, pool.lease() as box:
+            await box.python("x = 6")
+            told = await box.python("x * 7")
+            return box.isolation.tier, told.stdout
+
+    assert asyncio.run(run()) == ("landlock", "42\n")
