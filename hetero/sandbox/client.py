@@ -74,6 +74,7 @@ class Launcher:
                 stdout=subprocess.DEVNULL,
                 stderr=log,
                 cwd="/",
+                start_new_session=True,  # who ends the owner's process group leaves it time to tidy up
                 env={"LANG": "C.UTF-8"},
                 pass_fds=(theirs.fileno(), self.run.lock),
             )

@@ -145,6 +145,7 @@ def test_a_hundred_cycles_leave_nothing() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_ten_thousand_cycles_leave_nothing() -> None:
     cycles(10_000)
 

@@ -69,7 +69,7 @@ class Link:
         assert process.stdout is not None
         process.stdin.close()
         try:
-            process.wait(5.0)
+            process.wait(15.0)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterable
 
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36
+_TIDY = "sandbox-init"
+"""Name of processes that end with their owner, and then remove what they have on disk and in the kernel."""
 
 
 def adopt_orphans() -> None:
@@ -42,12 +44,21 @@ def kill_tree(pid: int) -> None:
     """SIGKILL to a child that leads its own process group, to the group and to everything below, in other
     groups too.
 
-    The child must not have been waited for yet: until then its number cannot belong to anybody else.
+    Launchers of sandboxes are left to end by themselves. The child must not have been waited for yet: until
+    then its number cannot belong to anybody else.
     """
     below = descendants(pid)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
-    kill([pid, *below])
+    kill([pid, *(each for each in below if not _is_tidy(each))])
+
+
+def _is_tidy(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/comm") as file:
+            return file.read().rstrip("\n") == _TIDY
+    except OSError:
+        return False
 
 
 def kill(pids: Iterable[int]) -> None:
@@ -93,15 +104,15 @@ def reap_strays(known: Iterable[int]) -> None:
         os.waitpid(found.si_pid, 0)
 
 
-def end_all_descendants(patience: float = 2.0) -> None:
-    """Kill and wait for everything below this process."""
-    end = time.monotonic() + patience
-    while (below := descendants(os.getpid())) and time.monotonic() < end:
-        kill(below)
+def end_all_descendants(patience: float = 2.0, tidy: float = 10.0) -> None:
+    """Kill and wait for everything below this process; launchers of sandboxes have `tidy` seconds to end."""
+    start = time.monotonic()
+    while (below := descendants(os.getpid())) and (waited := time.monotonic() - start) < tidy + patience:
+        kill(pid for pid in below if waited > tidy or not _is_tidy(pid))
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        time.sleep(0.001)
+        time.sleep(0.003)
 
 
 def _prctl(option: int, value: int) -> None:

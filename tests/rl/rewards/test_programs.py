@@ -22,6 +22,7 @@ from hetero.rl.rewards.shell import shell_task
 from hetero.run.parts import prepared
 from hetero.run.watch import Unwatched
 from hetero.sandbox import client
+from hetero.sandbox import store as stores
 from hetero.sandbox.errors import IsolationUnavailable, SandboxError
 from hetero.sandbox.sandbox import Sandbox
 
@@ -141,13 +142,15 @@ def test_a_sandbox_that_breaks_masks_the_sample_and_counts(open_path: Path) -> N
             run = Path(str(next((open_path / "store" / "runs").glob("*.lock"))).removesuffix(".lock"))
             while len(list((run / "boxes").iterdir())) < 2:
                 time.sleep(0.01)  # the solution's box, and the tests'
-            shutil.rmtree(run, ignore_errors=True)
             for process in launchers(int(run.name.partition("-")[0])):
                 os.kill(process, signal.SIGKILL)
             [killed] = pool.gather([ticket])
             (open_path / "store").rename(open_path / "away")
             (open_path / "store").write_text("no directory")
             [broken] = pool.gather([pool.submit(Sample("p", said("def add(a, b): return a + b"), COLUMNS))])
+        (open_path / "store").unlink()
+        (open_path / "away").rename(open_path / "store")
+        stores.sweep()  # what the killed launcher could not take away
     for score in (killed, broken):
         assert score.total is None
         assert [failure.kind for failure in score.failures] == ["exception"]
@@ -157,6 +160,24 @@ def test_a_sandbox_that_breaks_masks_the_sample_and_counts(open_path: Path) -> N
 def launchers(owner: int) -> list[int]:
     """Children of a reward worker."""
     return [int(pid) for pid in Path(f"/proc/{owner}/task/{owner}/children").read_text().split()]
+
+
+def test_closed_pools_leave_nothing(open_path: Path) -> None:
+    """However a worker ends, by the pool's end or by its own deadline, its launcher tidies up."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HETERO_STORE", str(open_path))
+        with RewardPool(
+            [RewardSpec("python_tests", options={"timeout": 50})], timeout=3, max_failed=1.0
+        ) as pool:
+            [late] = pool.gather([pool.submit(Sample("p", said("while True: pass"), COLUMNS))])
+            [again] = pool.gather([pool.submit(Sample("p", said("def add(a, b): return 3"), COLUMNS))])
+            owners = {path.name.partition("-")[0] for path in (open_path / "runs").glob("*.lock")}
+        assert late.failures[0].kind == "timeout"
+        assert again.total == 0.0
+        assert len(owners) >= 1
+        assert list((open_path / "runs").iterdir()) == []
+    root = Path("/sys/fs/cgroup")
+    assert not [path for pid in owners for path in root.glob(f"*/hetero-{pid}-*")]
 
 
 def test_sandboxes_are_ready_before_a_model_is_loaded(
