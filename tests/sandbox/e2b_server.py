@@ -29,6 +29,7 @@ class Machine:
     def __init__(self, root: Path, name: str, token: str) -> None:
         self.root, self.name, self.token, self.state = root, name, token, "running"
         self.commands: dict[int, subprocess.Popen[bytes]] = {}
+        self.timeouts: list[int] = []
 
     def inside(self, path: str) -> Path:
         """Where a path of the box lies on the host."""
@@ -113,6 +114,9 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(204)
         elif verb == ["pause"]:
             machine.state = "paused"
+            self.reply(204)
+        elif verb == ["timeout"]:
+            machine.timeouts.append(body["timeout"])
             self.reply(204)
         elif verb == ["connect"]:
             machine.state, machine.token = "running", machine.token + "x"

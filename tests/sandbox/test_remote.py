@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -85,6 +86,21 @@ def test_pause_snapshot_fork(service: Server) -> None:
         for kid in kids:
             kid.close()
         assert set(service.templates) == {"base"}
+
+
+def test_a_box_in_use_is_prolonged(service: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    with remote() as box:
+        machine = next(iter(service.machines.values()))
+        box.exec("true")
+        assert machine.timeouts == []
+        box.exec("true", timeout=5000)
+        assert machine.timeouts == [8600]
+        box.list_dir()
+        assert machine.timeouts == [8600]
+        now = time.monotonic()
+        monkeypatch.setattr(time, "monotonic", lambda: now + 7000)
+        box.list_dir()
+        assert machine.timeouts == [8600, 3600]
 
 
 def test_what_the_service_cannot_do_is_refused(service: Server) -> None:

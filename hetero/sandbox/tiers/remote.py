@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from hetero.sandbox.tiers.remote_command import RemoteCommand
 from hetero.sandbox.tiers.service import Agent, Refused, Service, dead
 
 TTL_S = 3600
+"""After so long without a word from us the service ends a box, so that none outlives its owner for long."""
 _KINDS = {"FILE_TYPE_FILE": "file", "FILE_TYPE_DIRECTORY": "directory", "FILE_TYPE_SYMLINK": "link"}
 
 
@@ -55,6 +57,7 @@ class RemoteSandbox(Sandbox, tier="microvm"):
     process = _Alive()
     _remote = ""
     _agent: Agent | None = None
+    _ends = 0.0
 
     @classmethod
     def _image(cls, image: Image | str | Path | None) -> Image:
@@ -106,6 +109,7 @@ class RemoteSandbox(Sandbox, tier="microvm"):
                 ) from error
             raise
         self._remote, self._agent = str(made["sandboxID"]), Agent.of(service, made)
+        self._ends = time.monotonic() + TTL_S
         try:
             self._agent.ask("filesystem.Filesystem/MakeDir", {"path": "/workspace"})
         except Refused as error:
@@ -116,7 +120,7 @@ class RemoteSandbox(Sandbox, tier="microvm"):
 
     def _connect(self, service: Service) -> None:
         found = self._call("POST", f"/sandboxes/{self._remote}/connect", {"timeout": TTL_S})
-        self._agent = Agent.of(service, found)
+        self._agent, self._ends = Agent.of(service, found), time.monotonic() + TTL_S
         self._state = "live"
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
@@ -133,6 +137,7 @@ class RemoteSandbox(Sandbox, tier="microvm"):
         if files:
             raise CapabilityUnavailable("A terminal of this machine cannot be lent to a remote box.")
         assert self._agent is not None
+        self._prolong(request["timeout"] or 0.0)
         ours, theirs = socket.socketpair()
         command = RemoteCommand(self._agent, request, theirs)
         threading.Thread(target=command.run, name=f"sandbox-remote-{self.id}", daemon=True).start()
@@ -149,6 +154,7 @@ class RemoteSandbox(Sandbox, tier="microvm"):
     def _work(self, request: dict[str, Any]) -> Any:
         agent, path = self._agent, request.get("path", "")
         assert agent is not None
+        self._prolong(0.0)
         try:
             if request["op"] == "read":
                 end = request["offset"] + request["max_bytes"]
@@ -167,6 +173,13 @@ class RemoteSandbox(Sandbox, tier="microvm"):
                 return {"errno": 28, "error": "No space left on device"}
             raise
         raise CapabilityUnavailable("A remote box does not tell what has changed in it.")
+
+    def _prolong(self, needed_s: float) -> None:
+        """Move the box's end away when half of its time is over, or a command needs more."""
+        now = time.monotonic()
+        if self._ends - now < max(TTL_S / 2, needed_s + TTL_S / 2):
+            self._call("POST", f"/sandboxes/{self._remote}/timeout", {"timeout": int(needed_s) + TTL_S})
+            self._ends = now + int(needed_s) + TTL_S
 
     def _need_file(self, agent: Agent, path: str) -> None:
         found = agent.ask("filesystem.Filesystem/Stat", {"path": path})["entry"]
