@@ -40,7 +40,7 @@ class Trajectory:
     text: str = ""
     finish_reason: str = ""
     adapter_versions: list[int] = field(default_factory=list)
-    routes: list[npt.NDArray[np.integer[Any]]] = field(default_factory=list)
+    routes: list[npt.NDArray[np.integer[Any]]] = field(default_factory=list, compare=False)
     num_turns: int = 0
     score: Score = field(default_factory=Score)
     reward: float | None = None

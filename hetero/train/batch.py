@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -47,7 +47,7 @@ class TrainSample:
     mask: Sequence[bool] | None = None
     group: int = 0
     adapter_version: int | None = None
-    routes: npt.NDArray[np.integer[Any]] | None = None
+    routes: npt.NDArray[np.integer[Any]] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         num_tokens = len(self.completion_ids)
