@@ -34,6 +34,7 @@ from hetero.sandbox.sandbox import Sandbox
 from hetero.sandbox.tiers.bwrap import BubblewrapSandbox
 from hetero.sandbox.tiers.gvisor import GvisorSandbox
 from tests.sandbox import attacks
+from tests.sandbox import test_images as images
 
 ROOT = Path(__file__).resolve().parents[2]
 Make = Callable[..., Sandbox]
@@ -294,6 +295,30 @@ def test_protected_paths_and_root_file_systems(make: Make, host_dir: Path) -> No
     with pytest.raises(PolicyDenied):
         box.write_file("/etc/deep/new", "x")
     box.write_file("testsuite", "x")
+
+
+@own_namespaces
+def test_container_images(make: Make, host_dir: Path) -> None:
+    rows = [images.entry("etc/.wh.issue"), images.entry("srv/new", b"second"), images.folder("srv/d")]
+    over = [images.entry("srv/d/old", b"1"), images.folder("gone"), images.entry("gone/x", b"1")]
+    opaque = [images.entry("srv/d/.wh..wh..opq"), images.entry("srv/d/new", b"2"), images.entry(".wh.gone")]
+    layers = [images.rootfs(), images.layer(*rows, *over), images.layer(*opaque)]
+    box = make(image=images.layout(host_dir / "image", layers, env=["KIND=tiny"]))
+    assert box.exec("cat /srv/new; env").stdout.startswith("second")
+    assert "KIND=tiny" in box.exec("env").stdout
+    assert box.exec("cd /; for f in srv/* srv/d/* gone*; do echo $f; done").stdout.split() == [
+        "srv/d",
+        "srv/new",
+        "srv/d/new",
+        "gone*",
+    ]
+    assert box.exec("cat /etc/issue").exit == 1
+    assert box.exec("echo x > /srv/more").exit != 0
+    assert box.exec("echo mine > f; cat f").stdout == "mine\n"
+    with box.snapshot() as snap:
+        (kid,) = snap.fork(1)
+    assert kid.exec("cat f /srv/d/new").stdout == "mine\n2"
+    kid.close()
 
 
 def test_landlock_refuses_what_needs_mounts(host_dir: Path) -> None:
