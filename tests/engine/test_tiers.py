@@ -13,6 +13,7 @@ from mock_runner import MockRunner, MockStore
 from hetero.engine import Completion, Engine, SamplingParams
 from hetero.engine.kv_cache import BlockManager
 from hetero.engine.stats import EngineStats
+from hetero.engine.tiers import tiers as tiers_module
 from hetero.engine.tiers.arena import Arena
 from hetero.engine.tiers.block_file import HEADER_BYTES
 from hetero.engine.tiers.directory import BlockDirectory
@@ -236,8 +237,10 @@ def test_blocks_that_come_late_are_computed(tmp_path: Path, monkeypatch: pytest.
     done = engine.generate([tokens(130)])
     assert results(done) == results(expected)
     assert done[0].num_cached_tokens == engine.stats.disk_in_time == 0
+    loader = engine._stepper.tiers._loader
     go.set()
     engine.close()
+    assert loader._room._value == tiers_module._STAGING // BYTES, "what nobody waits for takes no room"
 
 
 def test_running_sequences_go_on_while_blocks_are_on_their_way(
