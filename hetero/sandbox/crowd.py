@@ -50,8 +50,10 @@ class Crowd:
 
 
 def command() -> tuple[str, list[str]]:
-    """(name, arguments) of the test runner that this interpreter has: pytest, else unittest."""
-    if importlib.util.find_spec("pytest") is None:
+    """(name, arguments) of the test runner that this interpreter's own directories have, which are what boxes
+    see: pytest, else unittest."""
+    found = importlib.util.find_spec("pytest")
+    if found is None or not str(found.origin).startswith((sys.prefix, sys.base_prefix)):
         return "unittest", [sys.executable, "-m", "unittest", "-q", "test_crowd"]
     return "pytest", [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_crowd.py"]
 

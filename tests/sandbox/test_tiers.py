@@ -97,15 +97,15 @@ def test_commands(make: Make, tier: str) -> None:
 
 @tiers
 def test_everything_ends_with_its_command(make: Make, tier: str) -> None:
-    box = make()
+    box, nap = make(), f"sleep {1_000_000 + os.getpid()}"  # no other run's
     started = time.monotonic()
-    late = box.exec("setsid sh -c 'trap \"\" TERM; exec sleep 54321' & sleep 54321", timeout=1)
+    late = box.exec(f"setsid sh -c 'trap \"\" TERM; exec {nap}' & {nap}", timeout=1)
     assert late.timed_out
-    done = box.exec("(setsid sleep 54321 &) ; echo done")
+    done = box.exec(f"(setsid {nap} &) ; echo done")
     assert done.stdout == "done\n"
     assert time.monotonic() - started < 20
-    assert subprocess.run(["pgrep", "-f", "sleep 54321"], check=False).returncode == 1
-    closed = box.exec(["sleep", "54321"], background=True)
+    assert subprocess.run(["pgrep", "-f", nap], check=False).returncode == 1
+    closed = box.exec(nap.split(), background=True)
     box.close()
     assert closed.wait().reason == "closed"
     with pytest.raises(SandboxDead):
