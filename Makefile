@@ -33,13 +33,13 @@ PRELOAD    = $(shell $(CXX) -print-file-name=libasan.so) $(shell $(CXX) -print-f
 
 sanitize: install
 	$(BIN)/pip install --quiet cmake ninja nanobind
-	PATH=$(abspath $(BIN)):$$PATH $(SANITIZED) -B build/tsan -DHETERO_SANITIZE=thread
-	$(BIN)/ninja -C build/tsan test_thread_pool
-	TSAN_OPTIONS=die_after_fork=0:halt_on_error=1 build/tsan/test_thread_pool
-	PATH=$(abspath $(BIN)):$$PATH $(SANITIZED) -B build/asan -DHETERO_SANITIZE=address,undefined
-	$(BIN)/ninja -C build/asan _C
+	PATH=$(abspath $(BIN)):$$PATH $(SANITIZED) -B build/sanitize/tsan -DHETERO_SANITIZE=thread
+	$(BIN)/ninja -C build/sanitize/tsan test_thread_pool
+	TSAN_OPTIONS=die_after_fork=0:halt_on_error=1 build/sanitize/tsan/test_thread_pool
+	PATH=$(abspath $(BIN)):$$PATH $(SANITIZED) -B build/sanitize/asan -DHETERO_SANITIZE=address,undefined
+	$(BIN)/ninja -C build/sanitize/asan _C
 	LD_PRELOAD="$(PRELOAD)" ASAN_OPTIONS=detect_leaks=0 HETERO_FUZZ_ROUNDS=8 $(BIN)/python \
-	  tests/cpp/sanitized.py build/asan/_C.*.so -p no:cacheprovider -m "not slow" tests/kernels tests/experts
+	  tests/cpp/sanitized.py build/sanitize/asan/_C.*.so -p no:cacheprovider -m "not slow" tests/kernels tests/experts
 
 lint:
 	$(BIN)/ruff check .
