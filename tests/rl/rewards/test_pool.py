@@ -368,7 +368,8 @@ def test_close_leaves_nothing_behind():
 def test_when_the_trainer_dies_all_die(tmp_path, number):
     script = tmp_path / "trainer.py"
     script.write_text(
-        "import sys, time\n"
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs of a shell ignore it\n"
         "from hetero.rl.rewards import RewardPool, Sample\n"
         f"pool = RewardPool([{BY_NAME!r}], num_workers=3, timeout=1000)\n"
         "for text in ('children', 'hang in C', 'hang deaf', 'hang'): pool.submit(Sample('p', text, {}))\n"
