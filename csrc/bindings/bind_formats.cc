@@ -2,6 +2,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <atomic>
 #include <optional>
 
@@ -30,7 +31,7 @@ void each_panel(Context& context, const Matrix& matrix, int64_t e, Task task) {
 template <class T>
 void quantize(Context& context, const Format& format, Array<const T, 3> weight, bool least_squares,
               Array<uint16_t, 1> packed) {
-  HETERO_CHECK(format.quantize != nullptr, "weights are never quantised to ", format.name,
+  HETERO_CHECK(format.scheme != Scheme::kNone, "weights are never quantised to ", format.name,
                "; it takes the codes of a checkpoint");
   const auto e = weight.shape(0);
   const int n = static_cast<int>(weight.shape(1)), k = static_cast<int>(weight.shape(2));
@@ -40,7 +41,12 @@ void quantize(Context& context, const Format& format, Array<const T, 3> weight, 
     nb::gil_scoped_release release;
     each_panel(context, matrix, e, [&](int64_t i, int first, std::byte* panel, int) {
       const T* from = weight.data() + i * n * k;
-      if (!quantize_panel(format, from, n, k, first, least_squares, panel)) bad = i;
+      constexpr Dtype kDtype = sizeof(T) == sizeof(float) ? Dtype::kF32 : Dtype::kBf16;
+      const T* rows = from + static_cast<int64_t>(first) * k;
+      if (!context.kernels().quantize(format, rows, kDtype, std::min(kPanel, n - first), k,
+                                      least_squares, panel)) {
+        bad = i;
+      }
     });
   }
   HETERO_CHECK(bad < 0, "matrix ", bad.load(), " holds NaN or infinity, which ", format.name,

@@ -1,18 +1,22 @@
 // Format: how the panels of a quantised weight lie in memory and what their codes mean.
 //
-// A panel is 32 columns (rows of the weight) by k_pad values: slabs of 32 values of K, one after
-// the other, then the scales of every group of K, then padding to 64 bytes.
-//   8-bit slab: [16 pairs][2][32 columns] bytes
+// A panel is 32 columns (rows of the weight) by k_pad values, in runs of groups of K: the slabs of
+// a run, 32 values of K each, then the scales of its groups. A run has as many groups as their
+// scales need to fill a cache line, so that a panel is read from its first byte to its last.
+//   8-bit slab: [32][32 columns] bytes
 //   4-bit slab: [4][32 columns] words of 32 bits, the first of eight values of K in the lowest bits
 //   scales of a group: [32 columns], followed by its minima where the format has them
-// weight = round_to_bf16(scale * code) or round_to_bf16(scale * code + minimum), to nearest, ties
-// to even: the one value that every kernel, forward and backward, computes with.
+//
+// weight = scale * code or scale * code + minimum. Kernels that multiply bf16 round it to bf16, to
+// nearest, ties to even; so does everything that runs backward. Forward, kernels that multiply fp32
+// do not round it: see kernels/slabs.inl.h.
 //
 // No STL: the kernels of every instruction set include this file.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 namespace hetero {
 
@@ -37,7 +41,17 @@ enum class Rounding : int {
   kEven,    // anything
 };
 
-struct PanelGroup;
+// How bf16 or fp32 weights become scales and codes: kernels/choose.inl.h.
+enum class Scheme : int {
+  kNone,        // codes come from a checkpoint only
+  kSymmetric8,  // scale * code, -127 to 127
+  kRange8,      // scale * code + middle, -128 to 127
+  kSymmetric4,  // scale * code, -8 to 7
+  kRange4,      // scale * code + middle, -8 to 7
+  kFp8,
+  kMxfp4,
+  kTable,  // the nearest entry of an ascending table
+};
 
 struct Format {
   const char* name = "";
@@ -47,11 +61,11 @@ struct Format {
   Rounding rounding = Rounding::kEven;
   int group = 32;                // values of K that share a scale: a multiple of 32
   const float* table = nullptr;  // of kTable4: 16 values
-  // Chooses scales and codes of a group; null: codes come from a checkpoint only.
-  void (*quantize)(const Format& format, bool least_squares, PanelGroup& group) = nullptr;
+  Scheme scheme = Scheme::kNone;
 };
 
 constexpr int kPanelColumns = 32;
+constexpr int kMaxGroup = 128;
 
 static inline size_t slab_bytes(const Format& format) {
   return format.code == Code::kTable4 ? 512 : 1024;
@@ -63,23 +77,47 @@ static inline size_t scale_bytes(const Format& format) {
   return format.scale == Scale::kE8m0 ? kPanelColumns : 2 * kPanelColumns;
 }
 
-static inline int num_groups(const Format& format, int k_pad) {
-  return (k_pad + format.group - 1) / format.group;
+// Bytes of the scales and minima of one group.
+static inline size_t group_bytes(const Format& format) {
+  return scale_bytes(format) * (format.has_min ? 2 : 1);
 }
 
-static inline size_t codes_bytes(const Format& format, int k_pad) {
-  return slab_bytes(format) * (k_pad / kPanelColumns);
+// Values of K in a whole run, and the bytes of its scales.
+static inline int run_values(const Format& format) {
+  const size_t own = group_bytes(format);
+  return own < 64 ? format.group * static_cast<int>(64 / own) : format.group;
+}
+static inline size_t run_scale_bytes(const Format& format) {
+  return group_bytes(format) < 64 ? 64 : group_bytes(format);
+}
+
+static inline size_t run_bytes(const Format& format, int values) {
+  return slab_bytes(format) * (values / kPanelColumns) + run_scale_bytes(format);
 }
 
 static inline size_t panel_bytes(const Format& format, int k_pad) {
-  const size_t scales = scale_bytes(format) * (format.has_min ? 2 : 1) * num_groups(format, k_pad);
-  return (codes_bytes(format, k_pad) + scales + 63) / 64 * 64;
+  const int whole = run_values(format), rest = k_pad % whole;
+  return run_bytes(format, whole) * (k_pad / whole) + (rest > 0 ? run_bytes(format, rest) : 0);
+}
+
+// Where the slab that begins at value k lies in a panel.
+static inline size_t codes_at(const Format& format, int k) {
+  const int whole = run_values(format);
+  return run_bytes(format, whole) * (k / whole) + slab_bytes(format) * (k % whole / kPanelColumns);
 }
 
 // Where the scales of the group that holds value k begin; its minima follow them.
 static inline size_t scales_at(const Format& format, int k_pad, int k) {
-  return codes_bytes(format, k_pad) +
-         scale_bytes(format) * (format.has_min ? 2 : 1) * (k / format.group);
+  const int whole = run_values(format), first = k / whole * whole;
+  const int values = k_pad - first < whole ? k_pad - first : whole;
+  return codes_at(format, first) + slab_bytes(format) * (values / kPanelColumns) +
+         group_bytes(format) * ((k - first) / format.group);
+}
+
+// Zeros where the scales of a panel may end before their cache line does.
+static inline void clear_padding(const Format& format, int k_pad, std::byte* panel) {
+  const size_t scales = run_scale_bytes(format);
+  std::memset(panel + panel_bytes(format, k_pad) - scales, 0, scales);
 }
 
 }  // namespace hetero

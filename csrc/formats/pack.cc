@@ -3,13 +3,17 @@
 #include <algorithm>
 #include <memory>
 
-#include "formats/group.h"
+#include "base/dtype.h"
 
 namespace hetero {
 namespace {
 
-float to_float(uint16_t value) { return bf16_to_float(value); }
-float to_float(float value) { return value; }
+// One group of K of one panel.
+struct PanelGroup {
+  uint8_t codes[kPanelColumns][kMaxGroup] = {};
+  uint32_t scales[kPanelColumns] = {};  // bits, as the panel holds them; [0] for kPanelF32
+  uint32_t minima[kPanelColumns] = {};
+};
 
 // The code that stands for zero, for padding: with a scale of zero any would do.
 uint8_t zero_code(const Format& format) {
@@ -38,7 +42,7 @@ void put_scales(const Format& format, const uint32_t* bits, std::byte* to) {
 // Lays a group's codes and scales out in the panel, where it begins at value k0.
 void put_group(const Format& format, const PanelGroup& group, int k_pad, int k0, std::byte* panel) {
   const int end = std::min(k_pad - k0, format.group);
-  std::byte* slab = panel + slab_bytes(format) * (k0 / kPanelColumns);
+  std::byte* slab = panel + codes_at(format, k0);
   if (format.code == Code::kTable4) {
     auto* words = reinterpret_cast<uint32_t*>(slab);
     for (int k = 0; k < end; k += 8) {
@@ -62,52 +66,12 @@ void put_group(const Format& format, const PanelGroup& group, int k_pad, int k0,
   if (format.has_min) put_scales(format, group.minima, scales + scale_bytes(format));
 }
 
-void clear_padding(const Format& format, int k_pad, std::byte* panel) {
-  const size_t end = scales_at(format, k_pad, num_groups(format, k_pad) * format.group);
-  std::memset(panel + end, 0, panel_bytes(format, k_pad) - end);
-}
-
-template <class T>
-bool quantize(const Format& format, const T* weight, int n, int k, int first, bool least_squares,
-              std::byte* panel) {
-  const int k_pad = round_up(k, kPanelColumns);
-  auto group = std::make_unique<PanelGroup>();
-  for (int k0 = 0; k0 < k_pad; k0 += format.group) {
-    *group = PanelGroup();
-    group->rows = std::min(kPanelColumns, n - first);
-    group->count = std::min(format.group, k - k0);
-    for (int row = 0; row < group->rows; ++row) {
-      const T* from = weight + static_cast<int64_t>(first + row) * k + k0;
-      float* to = group->weights[row];
-      float sum = 0.0f;  // of zeros, or NaN
-      for (int i = 0; i < group->count; ++i) {
-        to[i] = to_float(from[i]);
-        sum += to[i] * 0.0f;
-      }
-      if (sum != 0.0f) return false;
-    }
-    format.quantize(format, least_squares, *group);
-    put_group(format, *group, k_pad, k0, panel);
-  }
-  clear_padding(format, k_pad, panel);
-  return true;
-}
-
 }  // namespace
-
-bool quantize_panel(const Format& format, const uint16_t* weight, int n, int k, int first,
-                    bool least_squares, std::byte* panel) {
-  return quantize(format, weight, n, k, first, least_squares, panel);
-}
-
-bool quantize_panel(const Format& format, const float* weight, int n, int k, int first,
-                    bool least_squares, std::byte* panel) {
-  return quantize(format, weight, n, k, first, least_squares, panel);
-}
 
 void pack_codes(const Format& format, const CodedMatrix& matrix, int first, std::byte* panel) {
   const int k_pad = round_up(matrix.k, kPanelColumns);
   const int groups = ceil_div(matrix.k, format.group);
+  clear_padding(format, k_pad, panel);
   auto group = std::make_unique<PanelGroup>();
   for (int k0 = 0; k0 < k_pad; k0 += format.group) {
     *group = PanelGroup();
@@ -122,7 +86,6 @@ void pack_codes(const Format& format, const CodedMatrix& matrix, int first, std:
     }
     put_group(format, *group, k_pad, k0, panel);
   }
-  clear_padding(format, k_pad, panel);
 }
 
 }  // namespace hetero

@@ -19,10 +19,6 @@ struct Codes {
     return {_mm256_loadu_ps(values), _mm256_loadu_ps(values + 8)};
   }
   static I load_words(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
-  template <int kBits>
-  static I shift(I v) {
-    return kBits == 0 ? v : _mm256_srli_epi32(v, kBits);
-  }
   static F pick(I index, const Table& table) {
     // The permutation takes three bits; the fourth, moved to the sign, chooses the half.
     return _mm256_blendv_ps(_mm256_permutevar8x32_ps(table.low, index),
@@ -46,13 +42,12 @@ struct Codes {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(bytes(p)), 23));
   }
 
-  static F bump(F v) { return add(v, _mm256_set1_epi32(0x8000)); }
+  static F bump(F v) { return number(add(bits(v), set(0x8000))); }
   static F bump_even(F v) {
     const __m256i odd =
         _mm256_and_si256(_mm256_srli_epi32(_mm256_castps_si256(v), 16), _mm256_set1_epi32(1));
-    return add(v, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    return number(add(bits(v), add(odd, set(0x7fff))));
   }
-  static F truncate(F v) { return _mm256_and_ps(v, _mm256_castsi256_ps(high_half())); }
   static void store_pairs(uint16_t* p, F even, F odd) {
     const __m256i low = _mm256_srli_epi32(_mm256_castps_si256(even), 16);
     const __m256i high = _mm256_and_si256(_mm256_castps_si256(odd), high_half());
@@ -60,13 +55,39 @@ struct Codes {
   }
   static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
+  static I bits(F v) { return _mm256_castps_si256(v); }
+  static F number(I v) { return _mm256_castsi256_ps(v); }
+  static I integer(F v) { return _mm256_cvttps_epi32(v); }
+  static I set(int v) { return _mm256_set1_epi32(v); }
+  static I add(I a, I b) { return _mm256_add_epi32(a, b); }
+  static I both(I a, I b) { return _mm256_and_si256(a, b); }
+  template <int kBits>
+  static I left(I v) {
+    return _mm256_slli_epi32(v, kBits);
+  }
+  template <int kBits>
+  static I right(I v) {
+    return _mm256_srli_epi32(v, kBits);
+  }
+  static I append(I word, I code) { return _mm256_or_si256(right<4>(word), left<28>(code)); }
+  static void store_words(void* p, I v) { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }
+  static void store_halves(void* p, I v) {
+    _mm_storeu_si128(static_cast<__m128i*>(p), low_halves(v));
+  }
+  static void store_bytes(void* p, I v) {
+    const __m128i low = _mm_and_si128(low_halves(v), _mm_set1_epi16(0xff));
+    _mm_storel_epi64(static_cast<__m128i*>(p), _mm_packus_epi16(low, low));
+  }
+
  private:
   static __m128i bytes(const void* p) { return _mm_loadl_epi64(static_cast<const __m128i*>(p)); }
+  // The low half of every lane.
+  static __m128i low_halves(__m256i v) {
+    const __m256i low = _mm256_and_si256(v, _mm256_set1_epi32(0xffff));
+    return _mm256_castsi256_si128(_mm256_permute4x64_epi64(_mm256_packus_epi32(low, low), 0x08));
+  }
   static __m128i halves(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
   static __m256i high_half() { return _mm256_set1_epi32(static_cast<int>(0xffff0000u)); }
-  static F add(F v, __m256i bits) {
-    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(v), bits));
-  }
 };
 
 }  // namespace

@@ -15,10 +15,6 @@ struct Codes {
 
   static Table table(const float* values) { return _mm512_loadu_ps(values); }
   static I load_words(const void* p) { return _mm512_loadu_si512(p); }
-  template <int kBits>
-  static I shift(I v) {
-    return kBits == 0 ? v : _mm512_srli_epi32(v, kBits);
-  }
   static F pick(I index, Table table) { return _mm512_permutexvar_ps(index, table); }
   static F from_int8(const void* p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes(p))); }
   // The bits of e4m3 are those of a half 256 times smaller.
@@ -37,16 +33,13 @@ struct Codes {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu8_epi32(bytes(p)), 23));
   }
 
-  static F bump(F v) { return add(v, 0x8000); }
+  static F bump(F v) { return number(add(bits(v), set(0x8000))); }
   static F bump_even(F v) {
     const __mmask16 odd =
         _mm512_test_epi32_mask(_mm512_castps_si512(v), _mm512_set1_epi32(0x10000));
-    const __m512i down = _mm512_castps_si512(add(v, 0x7fff));
+    const __m512i down = add(bits(v), set(0x7fff));
     return _mm512_castsi512_ps(
         _mm512_mask_add_epi32(down, odd, _mm512_castps_si512(v), _mm512_set1_epi32(0x8000)));
-  }
-  static F truncate(F v) {
-    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(v), high_half()));
   }
   static void store_pairs(uint16_t* p, F even, F odd) {
     const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even), 16);
@@ -56,15 +49,35 @@ struct Codes {
   }
   static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
+  static I bits(F v) { return _mm512_castps_si512(v); }
+  static F number(I v) { return _mm512_castsi512_ps(v); }
+  static I integer(F v) { return _mm512_cvttps_epi32(v); }
+  static I set(int v) { return _mm512_set1_epi32(v); }
+  static I add(I a, I b) { return _mm512_add_epi32(a, b); }
+  static I both(I a, I b) { return _mm512_and_si512(a, b); }
+  template <int kBits>
+  static I left(I v) {
+    return _mm512_slli_epi32(v, kBits);
+  }
+  template <int kBits>
+  static I right(I v) {
+    return _mm512_srli_epi32(v, kBits);
+  }
+  static I append(I word, I code) { return _mm512_or_si512(right<4>(word), left<28>(code)); }
+  static void store_words(void* p, I v) { _mm512_storeu_si512(p, v); }
+  static void store_halves(void* p, I v) {
+    _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtepi32_epi16(v));
+  }
+  static void store_bytes(void* p, I v) {
+    _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(v));
+  }
+
  private:
   static __m128i bytes(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
   static __m256i halves(const void* p) {
     return _mm256_loadu_si256(static_cast<const __m256i*>(p));
   }
   static __m512i high_half() { return _mm512_set1_epi32(static_cast<int>(0xffff0000u)); }
-  static F add(F v, int bits) {
-    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(v), _mm512_set1_epi32(bits)));
-  }
 };
 
 }  // namespace

@@ -1,11 +1,15 @@
-// Codes of one lane, and the contract of every Codes, which the decoders are written against:
-//   table(16 floats); pick(v, table): the entry that the low four bits of every word name
-//   load_words(p): a word of 32 bits per lane; shift<n>(v): every word to the right
+// Codes of one lane, and the contract of every Codes, which decoders and encoders are written
+// against. I is an integer of 32 bits per lane.
+//   table(16 floats); pick(v, table): the entry that the low four bits of every lane name
+//   load_words(p): a word of 32 bits per lane
 //   from_int8(p): a signed byte per lane; from_e4m3(p): a byte per lane, its value / 256
 //   scale_odd, scale_f16, scale_e8m0(p): see Scale in formats/format.h
 //   bump(v), bump_even(v): adds what makes truncation to bf16 round to nearest (ties upwards, to
-//   even) truncate(v): the upper half of every fp32 store_pairs(p, even, odd): truncates both and
-//   stores bf16 pairs (even, odd)
+//   even); store_pairs(p, even, odd): truncates both and stores bf16 pairs (even, odd)
+//   bits(v), number(v): the same bits as I and as F; integer(v): v, a whole number, as I
+//   set, add, both (bitwise and), left<n>, right<n> (without sign)
+//   append(word, code): a code into the highest four bits, the others move down
+//   store_words, store_halves, store_bytes(p, v): the low bits of every lane
 #pragma once
 
 #include "base/dtype.h"
@@ -25,10 +29,6 @@ struct Codes {
     memcpy(&v, p, sizeof(v));
     return v;
   }
-  template <int kBits>
-  static I shift(I v) {
-    return v >> kBits;
-  }
   static F pick(I index, Table table) { return table[index & 15]; }
   static F from_int8(const void* p) { return static_cast<float>(*static_cast<const int8_t*>(p)); }
   static F from_e4m3(const void* p) {
@@ -44,12 +44,30 @@ struct Codes {
 
   static F bump(F v) { return float_of(bits_of(v) + 0x8000); }
   static F bump_even(F v) { return float_of(bits_of(v) + 0x7fff + ((bits_of(v) >> 16) & 1)); }
-  static F truncate(F v) { return float_of(bits_of(v) & 0xffff0000u); }
   static void store_pairs(uint16_t* p, F even, F odd) {
     p[0] = static_cast<uint16_t>(bits_of(even) >> 16);
     p[1] = static_cast<uint16_t>(bits_of(odd) >> 16);
   }
   static void prefetch(const void*) {}
+
+  static I bits(F v) { return bits_of(v); }
+  static F number(I v) { return float_of(v); }
+  static I integer(F v) { return static_cast<uint32_t>(static_cast<int32_t>(v)); }
+  static I set(int v) { return static_cast<uint32_t>(v); }
+  static I add(I a, I b) { return a + b; }
+  static I both(I a, I b) { return a & b; }
+  template <int kBits>
+  static I left(I v) {
+    return v << kBits;
+  }
+  template <int kBits>
+  static I right(I v) {
+    return v >> kBits;
+  }
+  static I append(I word, I code) { return word >> 4 | code << 28; }
+  static void store_words(void* p, I v) { memcpy(p, &v, sizeof(v)); }
+  static void store_halves(void* p, I v) { memcpy(p, &v, sizeof(uint16_t)); }
+  static void store_bytes(void* p, I v) { memcpy(p, &v, 1); }
 
  private:
   static uint32_t bits_of(float v) {

@@ -1,5 +1,4 @@
-// From codes to bf16 weights, written over Codes (codes_<isa>.h): one decoder for each kind of
-// code.
+// From codes to numbers, written over Codes (codes_<isa>.h): one decoder for each kind of code.
 #pragma once
 
 #include "formats/format.h"
@@ -10,9 +9,50 @@ namespace {
 
 // Two vectors of columns are decoded at a time.
 constexpr int kSpan = 2 * V::kLanes;
-constexpr int kPiece = 256;   // values of K that are decoded at a time: 16 KiB of weights
-constexpr int kAhead = 1024;  // bytes of codes that are fetched ahead
+constexpr ptrdiff_t kAhead = 4096;  // bytes that are fetched ahead where panels are read in order
 const float kNoTable[16] = {};
+
+inline Codes::Table table_of(const Format& format) {
+  return Codes::table(format.table != nullptr ? format.table : kNoTable);
+}
+
+// Goes through the slabs of a panel.
+class Walk {
+ public:
+  Walk(const Format& format, const std::byte* panel, int k_pad, int first)
+      : group_(format.group),
+        run_(run_values(format)),
+        slab_bytes_(slab_bytes(format)),
+        group_bytes_(group_bytes(format)),
+        run_scale_bytes_(run_scale_bytes(format)),
+        k_pad_(k_pad),
+        k_(first),
+        codes_(panel + codes_at(format, first)),
+        scales_(panel + scales_at(format, k_pad, first)) {}
+
+  const std::byte* codes() const { return codes_; }
+  const std::byte* scales() const { return scales_; }
+
+  void next() {
+    k_ += kPanel;
+    codes_ += slab_bytes_;
+    // Groups and runs are powers of two.
+    if ((k_ & (run_ - 1)) == 0) {
+      codes_ += run_scale_bytes_;
+      const int values = k_pad_ - k_ < run_ ? k_pad_ - k_ : run_;
+      scales_ = codes_ + slab_bytes_ * (values / kPanel);
+    } else if ((k_ & (group_ - 1)) == 0) {
+      scales_ += group_bytes_;
+    }
+  }
+
+ private:
+  int group_, run_;
+  size_t slab_bytes_, group_bytes_, run_scale_bytes_;
+  int k_pad_, k_;
+  const std::byte* codes_;
+  const std::byte* scales_;
+};
 
 // The scales (and minima) of two vectors of columns.
 struct Scales {
@@ -49,112 +89,70 @@ inline Scales load_scales(const Format& format, const std::byte* from, int colum
   return scales;
 }
 
-// Decoders: slab(codes, column, table, scales, emit) calls emit(even, odd) for every pair of K of
-// 32 values, with two vectors of weights each, to be truncated to bf16.
-template <Rounding kRounding, bool kMin>
-struct Weighing {
-  // Whether the weights still have to be truncated.
-  static constexpr bool kRough = kRounding != Rounding::kExact;
+// Decoders: step(codes, k, column, table, emit) calls emit(even, odd) for every pair of the kStep
+// values of K from k on, with two vectors of codes each, as numbers. `codes` is a slab.
+constexpr int kStep = 8;
 
-  static V::F weigh(V::F code, const Scales& scales, int i) {
-    const V::F value =
-        kMin ? V::fma(code, scales.scale[i], scales.min[i]) : V::mul(code, scales.scale[i]);
-    if (kRounding == Rounding::kExact) return value;
-    return kRounding == Rounding::kEven ? Codes::bump_even(value) : Codes::bump(value);
-  }
-};
-
-template <Code kCode, Rounding kRounding, bool kMin>
-struct ByteDecoder : Weighing<kRounding, kMin> {
-  static constexpr int kStep = 8;
+template <Code kCode>
+struct Decoder {
+  static constexpr int kSlabBytes = 1024;
 
   template <class Emit>
-  static void step(const std::byte* codes, int k, int column, const Codes::Table&,
-                   const Scales& scales, Emit& emit) {
+  static void step(const std::byte* codes, int k, int column, const Codes::Table&, Emit& emit) {
     for (int pair = k / 2; pair < (k + kStep) / 2; ++pair) {
-      V::F weights[2][2];
+      V::F numbers[2][2];
       for (int odd = 0; odd < 2; ++odd) {
         for (int i = 0; i < 2; ++i) {
           const std::byte* from = codes + (2 * pair + odd) * kPanel + column + i * V::kLanes;
-          const V::F code = kCode == Code::kInt8 ? Codes::from_int8(from) : Codes::from_e4m3(from);
-          weights[odd][i] = ByteDecoder::weigh(code, scales, i);
+          numbers[odd][i] = kCode == Code::kInt8 ? Codes::from_int8(from) : Codes::from_e4m3(from);
         }
       }
-      emit(weights[0], weights[1]);
+      emit(numbers[0], numbers[1]);
     }
   }
 };
 
-template <Rounding kRounding, bool kMin>
-struct TableDecoder : Weighing<kRounding, kMin> {
-  template <int kBits, class Emit>
-  static void pair(const Codes::I* words, const Codes::Table& table, const Scales& scales,
-                   Emit& emit) {
-    V::F even[2], odd[2];
-    for (int i = 0; i < 2; ++i) {
-      even[i] = TableDecoder::weigh(Codes::pick(Codes::shift<kBits>(words[i]), table), scales, i);
-      odd[i] =
-          TableDecoder::weigh(Codes::pick(Codes::shift<kBits + 4>(words[i]), table), scales, i);
-    }
-    emit(even, odd);
-  }
-
-  static constexpr int kStep = 8;
+template <>
+struct Decoder<Code::kTable4> {
+  static constexpr int kSlabBytes = 512;
 
   template <class Emit>
   static void step(const std::byte* codes, int k, int column, const Codes::Table& table,
-                   const Scales& scales, Emit& emit) {
-    codes += (k / 8 * kPanel + column) * sizeof(uint32_t);
-    const Codes::I words[2] = {Codes::load_words(codes),
-                               Codes::load_words(codes + V::kLanes * sizeof(uint32_t))};
-    pair<0>(words, table, scales, emit);
-    pair<8>(words, table, scales, emit);
-    pair<16>(words, table, scales, emit);
-    pair<24>(words, table, scales, emit);
+                   Emit& emit) {
+    codes += (k / kStep * kPanel + column) * sizeof(uint32_t);
+    for (int pair = 0; pair < kStep / 2; ++pair) {
+      V::F even[2], odd[2];
+      for (int i = 0; i < 2; ++i) {
+        // Read one byte further on, a word has its next pair in the lowest bits without a shift.
+        // What comes into its highest bits is never looked at.
+        const auto word = Codes::load_words(codes + i * V::kLanes * sizeof(uint32_t) + pair);
+        even[i] = Codes::pick(word, table);
+        odd[i] = Codes::pick(Codes::right<4>(word), table);
+      }
+      emit(even, odd);
+    }
   }
 };
 
-// body(decoder) with the decoder of `format`.
-template <class Body>
-inline void by_format(const Format& format, Body body) {
-  const bool even = format.rounding == Rounding::kEven;
-  switch (format.code) {
-    case Code::kFp8:
-      return body(ByteDecoder<Code::kFp8, Rounding::kEven, false>());
-    case Code::kInt8:
-      if (format.has_min) return body(ByteDecoder<Code::kInt8, Rounding::kEven, true>());
-      if (even) return body(ByteDecoder<Code::kInt8, Rounding::kEven, false>());
-      return body(ByteDecoder<Code::kInt8, Rounding::kNoTies, false>());
-    case Code::kTable4:
-      if (format.has_min) return body(TableDecoder<Rounding::kEven, true>());
-      if (even) return body(TableDecoder<Rounding::kEven, false>());
-      return body(TableDecoder<Rounding::kExact, false>());
+// Fetches what lies `ahead` bytes behind a slab, a line more than it has: for scales.
+template <class Decoder>
+inline void fetch(const std::byte* codes, ptrdiff_t ahead) {
+#pragma GCC unroll 17
+  for (int byte = 0; byte <= Decoder::kSlabBytes; byte += 64) {
+    Codes::prefetch(codes + ahead + byte);
   }
 }
 
-// `count` values of K from `first` on (both multiples of 32) of a coded panel -> [count/2][32][2].
-template <class Decoder>
-inline void decode_slabs(const Format& format, const std::byte* panel, int k_pad, int first,
-                         int count, uint16_t* out) {
-  const Codes::Table table = Codes::table(format.table != nullptr ? format.table : kNoTable);
-  for (int k = first; k < first + count; k += kPanel, out += kPanel * kPanel) {
-    const std::byte* codes = panel + slab_bytes(format) * (k / kPanel);
-    for (size_t byte = 0; byte < slab_bytes(format); byte += 64) {
-      Codes::prefetch(codes + byte + kAhead);
-    }
-    const std::byte* scales = panel + scales_at(format, k_pad, k);
-    for (int column = 0; column < kPanel; column += kSpan) {
-      uint16_t* to = out + 2 * column;
-      const Scales of_column = load_scales(format, scales, column);
-      const auto store = [&](const V::F* even, const V::F* odd) {
-        Codes::store_pairs(to, even[0], odd[0]);
-        Codes::store_pairs(to + kSpan, even[1], odd[1]);
-        to += 2 * kPanel;
-      };
-      for (int step = 0; step < kPanel; step += Decoder::kStep) {
-        Decoder::step(codes, step, column, table, of_column, store);
-      }
-    }
+// body(decoder) with the decoder of `format`.
+template <class Body>
+inline void by_code(const Format& format, const Body& body) {
+  switch (format.code) {
+    case Code::kFp8:
+      return body(Decoder<Code::kFp8>());
+    case Code::kInt8:
+      return body(Decoder<Code::kInt8>());
+    case Code::kTable4:
+      return body(Decoder<Code::kTable4>());
   }
 }
 

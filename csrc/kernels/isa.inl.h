@@ -15,6 +15,7 @@ using Vec = HETERO_VEC;
 #include "kernels/coded.inl.h"
 #include "kernels/gemm.inl.h"
 #include "kernels/pack.inl.h"
+#include "kernels/quantize.inl.h"
 #include "kernels/rows.inl.h"
 #include "kernels/tiles.inl.h"
 #include HETERO_PEAK

@@ -123,7 +123,7 @@ class ExpertStore:
         return ops.experts(self, x, expert_ids, expert_weights)
 
     def dequantize(self) -> tuple[Tensor, Tensor]:
-        """(gate_up [E, 2I, H], down [E, H, I]) in bf16, as they are computed with."""
+        """(gate_up [E, 2I, H], down [E, H, I]) in bf16, quantised weights rounded to nearest."""
         return self.gate_up.unpack(), self.down.unpack()
 
     def __repr__(self) -> str:

@@ -1,9 +1,10 @@
-"""Quantised weights: kernels compute with exactly what `unpack` returns, in every path and on every ISA."""
+"""Quantised weights: what the kernels compute with, in every path and on every ISA."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from coded_panels import Panels
 from torch import Tensor
 
 from hetero import _C
@@ -35,20 +36,39 @@ def packed_pair(n: int, k: int, format: str, group: int | None = None) -> tuple[
     return quantised, pack(quantised.unpack())
 
 
+SUMS_CODES = ("avx2", "avx512")
+"""Instruction sets that multiply codes in fp32 and scale the sums; the others multiply weights in bf16."""
+
+
 @pytest.mark.parametrize("format", QUANTISED)
 @pytest.mark.parametrize(("n", "k"), [(32, 32), (96, 160), (33, 47), (7, 200), (130, 288)])
-def test_products_have_the_bits_of_the_dequantised_weight(ctx: Context, format: str, n: int, k: int) -> None:
+def test_products_have_the_bits_of_their_definition(ctx: Context, format: str, n: int, k: int) -> None:
     quantised, plain = packed_pair(n, k, format)
-    for rows in (1, 2, 3, 4, 5, 12, 13, 40):
+    for rows in (1, 2, 3, 4, 5, 8, 12, 13, 40):
         x, dy = random(rows, k, seed=rows), random(rows, n, seed=rows + 100)
         got, _ = linear(x, quantised, out_dtype=torch.float32, ctx=ctx)
-        assert torch.equal(got, linear(x, plain, out_dtype=torch.float32, ctx=ctx)[0])
+        if ctx.isa in SUMS_CODES:
+            assert torch.equal(got, Panels(quantised).product(x)[:, :n])
+        else:
+            assert torch.equal(got, linear(x, plain, out_dtype=torch.float32, ctx=ctx)[0])
         got_dx = linear_backward(dy, quantised, x, dx_dtype=torch.float32, ctx=ctx).dx
         assert got_dx is not None
         assert torch.equal(got_dx, linear_backward(dy, plain, x, dx_dtype=torch.float32, ctx=ctx).dx)
         weight = quantised.unpack().double()
-        torch.testing.assert_close(got.double(), x.double() @ weight.T, rtol=1e-4, atol=1e-4 * k**0.5)
+        torch.testing.assert_close(got.double(), x.double() @ weight.T, rtol=1e-2, atol=1e-2 * k**0.5)
         torch.testing.assert_close(got_dx.double(), dy.double() @ weight, rtol=1e-4, atol=1e-4 * n**0.5)
+
+
+@pytest.mark.parametrize("format", QUANTISED)
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("k", [320, 2336])  # groups and runs that end early
+def test_panels_lie_as_they_are_described(format: str, group: int, k: int) -> None:
+    if group not in FORMATS[format].group_sizes:
+        pytest.skip("the format has no such group")
+    packed = pack(random(40, k), packing=packing(format, group))
+    panels = Panels(packed)
+    wide = [each.repeat_interleave(32, 1)[:40, :k] for each in (panels.scales, panels.minima)]
+    assert torch.equal((panels.codes[:40, :k] * wide[0] + wide[1]).bfloat16(), packed.unpack())
 
 
 @pytest.mark.parametrize("format", QUANTISED)

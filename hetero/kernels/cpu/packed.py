@@ -112,7 +112,7 @@ class PackedWeight:
         self._fill(weights.detach(), self.data)
 
     def unpack(self) -> torch.Tensor:
-        """The weight in plain row-major bf16, as the kernels compute with it: [N, K], or [E, N, K] for a
+        """The weight in plain row-major bf16, quantised ones rounded to nearest: [N, K], or [E, N, K] for a
         stack."""
         weight = torch.empty(self.e * self.parts, self.n // self.parts, self.k, dtype=torch.bfloat16)
         if self.format is None:
