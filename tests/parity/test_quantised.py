@@ -1,4 +1,4 @@
-"""Models with quantised weights: rollout equals training to the bit, and both equal the dequantised model."""
+"""Models with quantised weights: rollout equals training to the bit, and both are the dequantised model."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from hetero.engine import Engine, SamplingParams
 from hetero.errors import ModelError
+from hetero.kernels import cpu
 from hetero.models import base_hash, forward_hidden, load_model, scoring_batch
 from hetero.models.config import HeteroConfig
 from hetero.models.lora import LoraConfig, lora_parameters
@@ -83,8 +84,12 @@ def test_a_quantised_model_is_the_model_of_its_dequantised_weights(
     plain = load_model(tmp_path, device="cpu")
     batch = scoring_batch([tokens(50)])
     with torch.no_grad():
+        for isa in ("scalar", "amx_emulated"):  # they round weights; others sum codes (docs/formats.md)
+            with cpu.using(cpu.Context(2, isa)):
+                assert torch.equal(forward_hidden(quantised, batch), forward_hidden(plain, batch)), isa
         got, want = forward_hidden(quantised, batch), forward_hidden(plain, batch)
-    assert torch.equal(got, want)
+        errors = (got - want).float().norm(dim=-1) / want.float().norm(dim=-1)
+        assert float(errors.median()) < 0.02  # of a token or two the router may choose otherwise
     with torch.no_grad():
         original = forward_hidden(load_model(checkpoint(name), device="cpu"), batch)
     assert not torch.equal(got, original)
