@@ -53,7 +53,9 @@ struct Codes {
     const __m256i high = _mm256_and_si256(_mm256_castps_si256(odd), high_half());
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_or_si256(low, high));
   }
-  static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+  [[gnu::always_inline]] static void prefetch(const void* p) {
+    _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1);
+  }
 
   static I bits(F v) { return _mm256_castps_si256(v); }
   static F number(I v) { return _mm256_castsi256_ps(v); }

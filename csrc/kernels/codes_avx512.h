@@ -47,7 +47,9 @@ struct Codes {
     _mm512_storeu_si512(
         p, _mm512_ternarylogic_epi32(low, _mm512_castps_si512(odd), high_half(), 0xf8));
   }
-  static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+  [[gnu::always_inline]] static void prefetch(const void* p) {
+    _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1);
+  }
 
   static I bits(F v) { return _mm512_castps_si512(v); }
   static F number(I v) { return _mm512_castsi512_ps(v); }

@@ -99,7 +99,8 @@ struct Decoder {
 
   template <class Emit>
   static void step(const std::byte* codes, int k, int column, const Codes::Table&, Emit& emit) {
-    for (int pair = k / 2; pair < (k + kStep) / 2; ++pair) {
+#pragma GCC unroll 4
+    for (int pair = k / 2; pair < k / 2 + kStep / 2; ++pair) {
       V::F numbers[2][2];
       for (int odd = 0; odd < 2; ++odd) {
         for (int i = 0; i < 2; ++i) {
@@ -120,6 +121,7 @@ struct Decoder<Code::kTable4> {
   static void step(const std::byte* codes, int k, int column, const Codes::Table& table,
                    Emit& emit) {
     codes += (k / kStep * kPanel + column) * sizeof(uint32_t);
+#pragma GCC unroll 4
     for (int pair = 0; pair < kStep / 2; ++pair) {
       V::F even[2], odd[2];
       for (int i = 0; i < 2; ++i) {
@@ -134,13 +136,16 @@ struct Decoder<Code::kTable4> {
   }
 };
 
-// Fetches what lies `ahead` bytes behind a slab, a line more than it has: for scales.
+// Fetches what lies `ahead` bytes behind one step of a slab, and behind the scales that may follow
+// the slab. Always inline: GCC takes a function that only fetches for one without effects, and
+// drops its calls.
 template <class Decoder>
-inline void fetch(const std::byte* codes, ptrdiff_t ahead) {
-#pragma GCC unroll 17
-  for (int byte = 0; byte <= Decoder::kSlabBytes; byte += 64) {
-    Codes::prefetch(codes + ahead + byte);
-  }
+[[gnu::always_inline]] inline void fetch(const std::byte* codes, int step, ptrdiff_t ahead) {
+  constexpr int kBytes = Decoder::kSlabBytes / (kPanel / kStep);
+  const std::byte* from = codes + ahead + step / kStep * kBytes;
+#pragma GCC unroll 4
+  for (int byte = 0; byte < kBytes; byte += 64) Codes::prefetch(from + byte);
+  if (step + kStep == kPanel) Codes::prefetch(from + kBytes);
 }
 
 // body(decoder) with the decoder of `format`.

@@ -43,12 +43,12 @@ struct FewRows {
     V::F sums[kSlabs][kRows][2];
     for (int slab = 0; slab < kSlabs; ++slab) {
       codes[slab] = walk.codes();
-      if (column == 0) fetch<Decoder>(codes[slab], kAhead);
       scales[slab] = load_scales(format, walk.scales(), column);
       walk.next();
       for (int row = 0; row < kRows; ++row) sums[slab][row][0] = sums[slab][row][1] = V::zero();
     }
     for (int step = 0; step < kPanel; step += kStep) {
+#pragma GCC unroll 2
       for (int slab = 0; slab < kSlabs; ++slab) {
         const float* values = a + (slab * kPanel + step) * kRows;
         const auto add = [&](const V::F* even, const V::F* odd) {
@@ -63,6 +63,7 @@ struct FewRows {
             }
           }
         };
+        if (column == 0) fetch<Decoder>(codes[slab], step, kAhead);
         Decoder::step(codes[slab], step, column, table, add);
       }
     }
@@ -110,7 +111,6 @@ struct Piece {
     const Codes::Table table = table_of(format);
     Walk walk(format, panel, k_pad, first);
     for (int k = 0; k < count; k += kPanel, walk.next()) {
-      fetch<Decoder>(walk.codes(), kAhead);
       for (int column = 0; column < kPanel; column += kSpan) {
         const Scales own = load_scales(format, walk.scales(), column);
         float* to = numbers[k] + column;
@@ -122,6 +122,7 @@ struct Piece {
           to += 2 * kPanel;
         };
         for (int step = 0; step < kPanel; step += kStep) {
+          if (column == 0) fetch<Decoder>(walk.codes(), step, kAhead);
           Decoder::step(walk.codes(), step, column, table, store);
         }
         for (int i = 0; i < 2; ++i) {

@@ -39,7 +39,6 @@ inline void weigh_slabs(const Format& format, const std::byte* panel, int k_pad,
   const Codes::Table table = table_of(format);
   Walk walk(format, panel, k_pad, first);
   for (int k = 0; k < count; k += kPanel, walk.next(), out += kPanel * kPanel) {
-    fetch<Decoder>(walk.codes(), ahead);
     for (int column = 0; column < kPanel; column += kSpan) {
       uint16_t* to = out + 2 * column;
       const Scales of_column = load_scales(format, walk.scales(), column);
@@ -51,6 +50,7 @@ inline void weigh_slabs(const Format& format, const std::byte* panel, int k_pad,
         to += 2 * kPanel;
       };
       for (int step = 0; step < kPanel; step += kStep) {
+        if (column == 0) fetch<Decoder>(walk.codes(), step, ahead);
         Decoder::step(walk.codes(), step, column, table, store);
       }
     }
