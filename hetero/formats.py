@@ -19,6 +19,7 @@ class Format:
         group_sizes: the group sizes that can be asked for.
         scale_rows: rows (N) that share one scale.
         imported: whether weights only come as the codes of a checkpoint, never from bf16.
+        columns: K is a multiple of it.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Format:
     group_sizes: tuple[int, ...] = ()
     scale_rows: int = 1
     imported: bool = False
+    columns: int = 1
 
     def nbytes(self, n: int, k: int, group_size: int | None = None) -> int:
         """Bytes of an [n, k] matrix in this format, scales included, padding not."""
@@ -52,6 +54,10 @@ FORMATS: dict[str, Format] = {
         Format("q8_0", 8, 32, 16, (32,), imported=True),
         Format("q4_0", 4, 32, 16, (32,), imported=True),
         Format("q4_1", 4, 32, 32, (32,), imported=True),
+        # Two bytes for 32 weights and two halves for 256; a byte for 16 and a half for 256.
+        Format("q4_k", 4, 32, 20, (32,), imported=True, columns=256),
+        Format("q5_k", 5, 32, 20, (32,), imported=True, columns=256),
+        Format("q6_k", 6, 16, 9, (16,), imported=True, columns=256),
     )
 }
 

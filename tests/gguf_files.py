@@ -16,6 +16,8 @@ import torch
 from architectures import save_tiny
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from hetero.experts.kquants import KQUANT_BLOCKS
+
 Kind = gguf.GGMLQuantizationType
 TOKENS = [*"abc", "ab", *(f"t{i}" for i in range(4, 128))]
 
@@ -84,6 +86,17 @@ Q4 = {"gate": Kind.Q4_0, "up": Kind.Q4_0, "down": Kind.Q4_1}
 def quantised(values: np.ndarray, kind: Kind) -> np.ndarray:
     """Blocks of `kind` that hold about `values`."""
     return np.asarray(gguf.quants.quantize(values, kind))
+
+
+def random_blocks(kind: str, *shape: int, seed: int = 0, size: float = 1.0) -> np.ndarray:
+    """Blocks [.., bytes of a row] of a K-quant, every byte random but the halves, which are about `size`
+    times 1e-6 to 1e-1: the package cannot quantise to these types itself."""
+    rng = np.random.default_rng(seed)
+    raw = rng.integers(0, 256, (*shape, KQUANT_BLOCKS[kind]), dtype=np.uint8)
+    for at in (208,) if kind == "q6_k" else (0, 2):
+        values = rng.normal(size=shape) * size * 10.0 ** rng.integers(-6, 0, shape)
+        raw[..., at : at + 2] = values.astype(np.float16)[..., None].view(np.uint8)
+    return raw.reshape(*shape[:-1], -1)
 
 
 def save_gguf(

@@ -60,6 +60,8 @@ void import_codes(Context& context, const Format& format, Array<const uint8_t, 3
   const auto e = codes.shape(0);
   const int n = static_cast<int>(codes.shape(1)), k = static_cast<int>(codes.shape(2));
   const Matrix matrix = matrix_of(packed, n, k, e, &format);
+  HETERO_CHECK(format.kquant == KQuant::kNone || k % kSuper == 0, "rows of ", format.name,
+               " are whole blocks of ", kSuper, " values, got ", k);
   HETERO_CHECK(scale_rows >= 1 &&
                    (format.scale == Scale::kPanelF32 ? scale_rows % kPanel == 0 : scale_rows == 1),
                "scales of ", format.name, " cannot stand for ", scale_rows, " rows");

@@ -18,6 +18,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "formats/kquant.h"
+
 namespace hetero {
 
 enum class Code : int {
@@ -62,6 +64,8 @@ struct Format {
   int group = 32;                // values of K that share a scale: a multiple of 32
   const float* table = nullptr;  // of kTable4: 16 values
   Scheme scheme = Scheme::kNone;
+  // Not kNone: the panel is laid out by formats/kquant.h, which then says what is not said here.
+  KQuant kquant = KQuant::kNone;
 };
 
 constexpr int kPanelColumns = 32;
@@ -96,6 +100,7 @@ static inline size_t run_bytes(const Format& format, int values) {
 }
 
 static inline size_t panel_bytes(const Format& format, int k_pad) {
+  if (format.kquant != KQuant::kNone) return kquant_bytes(format.kquant, k_pad);
   const int whole = run_values(format), rest = k_pad % whole;
   return run_bytes(format, whole) * (k_pad / whole) + (rest > 0 ? run_bytes(format, rest) : 0);
 }

@@ -69,6 +69,7 @@ void put_group(const Format& format, const PanelGroup& group, int k_pad, int k0,
 }  // namespace
 
 void pack_codes(const Format& format, const CodedMatrix& matrix, int first, std::byte* panel) {
+  if (format.kquant != KQuant::kNone) return pack_kquant(format.kquant, matrix, first, panel);
   const int k_pad = round_up(matrix.k, kPanelColumns);
   const int groups = ceil_div(matrix.k, format.group);
   clear_padding(format, k_pad, panel);

@@ -49,6 +49,9 @@ const Format kFormats[] = {
     {"q8_0", Code::kInt8, Scale::kF16, false, Rounding::kEven, 32, nullptr, Scheme::kNone},
     {"q4_0", Code::kTable4, Scale::kF16, false, Rounding::kEven, 32, kSigned, Scheme::kNone},
     {"q4_1", Code::kTable4, Scale::kF16, true, Rounding::kEven, 32, kUnsigned, Scheme::kNone},
+    {"q4_k", {}, {}, true, {}, 32, nullptr, Scheme::kNone, KQuant::kQ4},
+    {"q5_k", {}, {}, true, {}, 32, nullptr, Scheme::kNone, KQuant::kQ5},
+    {"q6_k", {}, {}, false, {}, 16, nullptr, Scheme::kNone, KQuant::kQ6},
 };
 
 }  // namespace
@@ -60,8 +63,10 @@ Format format_named(const std::string& name, int group) {
     if (name != row.name) continue;
     Format format = row;
     if (group != 0) format.group = group;
-    HETERO_CHECK(format.group % kPanelColumns == 0 && format.group <= kMaxGroup, "group size ",
-                 group, " of ", name, "; expected a multiple of 32 up to ", kMaxGroup);
+    HETERO_CHECK(format.group == row.group ||
+                     (format.group % kPanelColumns == 0 && format.group <= kMaxGroup),
+                 "group size ", group, " of ", name, "; expected a multiple of 32 up to ",
+                 kMaxGroup);
     return format;
   }
   fail("unknown format ", name);

@@ -33,6 +33,9 @@ inline void multiply_pieces(const void* a, int rows, int k_pad, const Format& fo
 
 void gemm_coded(const void* a, int rows, int k_pad, const Format& format, const std::byte* panel,
                 uint16_t* scratch, float* c, int ldc) {
+  if (format.kquant != KQuant::kNone) {
+    return multiply_pieces(a, rows, k_pad, format, panel, scratch, c, ldc);
+  }
   if constexpr (Tile::kFloats && V::kLanes > 1) {
     by_code(format, [&](auto decoder) {
       using Decoder = decltype(decoder);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/decode.inl.h"
+#include "kernels/kquant.inl.h"
 
 namespace hetero {
 namespace {
@@ -60,6 +61,7 @@ inline void weigh_slabs(const Format& format, const std::byte* panel, int k_pad,
 // body(weigh) with weigh(panel, first, count, ahead, out): weigh_slabs of `format`.
 template <class Body>
 inline void by_format(const Format& format, int k_pad, const Body& body) {
+  if (format.kquant != KQuant::kNone) return by_kquant(format.kquant, body);
   by_code(format, [&](auto decoder) {
     by_rounding(format, [&](auto weigher) {
       body([&](const std::byte* panel, int first, int count, ptrdiff_t ahead, uint16_t* out) {

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from hetero.errors import ShapeError
+from hetero.experts.kquants import KQUANT_BLOCKS, half_bits, kquant_codes
 from hetero.formats import packing
 from hetero.kernels.cpu import PANEL, CodedWeight, PackedWeight
 
-GGUF_BLOCKS = {"q8_0": 34, "q4_0": 18, "q4_1": 20}
-"""Bytes of a block of 32 weights in the GGUF types that keep their codes and scales here."""
+GGUF_BLOCKS = {"q8_0": 34, "q4_0": 18, "q4_1": 20} | KQUANT_BLOCKS
+"""Bytes of a block of 32 weights (of 256 in K-quants) in the GGUF types that keep their codes and scales."""
 
 FP8_BLOCK = 128
 """Values of K that share a scale in the format fp8."""
@@ -76,7 +77,7 @@ def mxfp4_codes(blocks: Tensor, scales: Tensor) -> CodedWeight:
 def gguf_codes(raw: Tensor, kind: str) -> CodedWeight:
     """Blocks of a GGUF tensor, uint8 [N, bytes per row] or [E, N, bytes per row]; kind as in `GGUF_BLOCKS`.
 
-    The weights that are computed with are bf16(d * q) or bf16(d * q + m).
+    The weights that are computed with are bf16(d * q) or bf16(d * q + m); K-quants see `kquant_codes`.
 
     Raises: ShapeError for another kind, a row that is no whole number of blocks, or a scale that is not
         finite.
@@ -89,8 +90,10 @@ def gguf_codes(raw: Tensor, kind: str) -> CodedWeight:
             f"{kind} rows are {raw.dtype} of {raw.shape[-1]} bytes; expected uint8 in blocks of {size}"
         )
     blocks = raw.unflatten(-1, (-1, size))
-    scales = _halves(blocks[..., 0:2])
-    minima = _halves(blocks[..., 2:4]) if kind == "q4_1" else None
+    if kind in KQUANT_BLOCKS:
+        return kquant_codes(blocks, kind)
+    scales = half_bits(blocks[..., 0:2])
+    minima = half_bits(blocks[..., 2:4]) if kind == "q4_1" else None
     quants = blocks[..., size - (32 if kind == "q8_0" else 16) :]
     if kind != "q8_0":  # the first sixteen weights in the low halves
         quants = torch.cat([quants & 15, quants >> 4], dim=-1)
@@ -117,11 +120,3 @@ def import_mxfp4(blocks: Tensor, scales: Tensor, *, parts: int = 1) -> PackedWei
 def import_gguf(raw: Tensor, kind: str, *, parts: int = 1) -> PackedWeight:
     """Pack what `gguf_codes` takes. Raises ShapeError."""
     return gguf_codes(raw, kind).pack(parts)
-
-
-def _halves(pairs: Tensor) -> Tensor:
-    """Two bytes each [.., 2] -> the bits of a half, int32 [..]. Raises ShapeError unless finite."""
-    halves = pairs.contiguous().view(torch.float16).squeeze(-1)
-    if not bool(halves.isfinite().all()):
-        raise ShapeError("a scale is not finite; the file is damaged")
-    return halves.view(torch.int16).to(torch.int32) & 0xFFFF

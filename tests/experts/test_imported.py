@@ -7,12 +7,16 @@ import numpy as np
 import pytest
 import torch
 from coded_panels import Panels
+from gguf_files import random_blocks
 from torch import Tensor
 
 from hetero.errors import ShapeError
 from hetero.experts import ExpertStore, import_fp8, import_gguf, import_mxfp4
+from hetero.experts.imported import gguf_codes
+from hetero.experts.kquants import KQUANT_BLOCKS
+from hetero.formats import packing
 from hetero.kernels import cpu
-from hetero.kernels.cpu import Context, linear, pack
+from hetero.kernels.cpu import CodedWeight, Context, PackedLora, linear, linear_backward, pack
 
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
@@ -32,6 +36,73 @@ def test_gguf_blocks_keep_their_values(kind: str, scale: float) -> None:
     for isa in cpu.isas(emulated=True):
         with cpu.using(Context(2, isa)):
             assert torch.equal(packed.unpack(), want), isa
+
+
+@pytest.mark.parametrize("kind", list(KQUANT_BLOCKS))
+def test_k_quants_keep_their_values(kind: str) -> None:
+    raw = random_blocks(kind, 2, 70, 3)
+    values = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[kind.upper()])
+    coded = gguf_codes(torch.from_numpy(raw), kind)
+    assert torch.equal(decoded(coded), torch.from_numpy(values.astype(np.float32)))
+    want = torch.from_numpy(values.astype(np.float32)).bfloat16()
+    assert bool(want.any())
+    packed = coded.pack()
+    for isa in cpu.isas(emulated=True):
+        with cpu.using(Context(2, isa)):
+            assert torch.equal(packed.unpack(), want), isa
+
+
+def decoded(coded: CodedWeight) -> Tensor:
+    """The fp32 weights of K-quants, from codes and bits of scales, as docs/formats.md defines them."""
+
+    def factors(bits: Tensor) -> Tensor:
+        half = (bits >> 16).to(torch.int16).view(torch.float16).float()
+        return half * (bits & 255).to(torch.uint8).view(torch.int8).float()
+
+    group = coded.packing.group_size
+    codes = coded.codes.float().unflatten(-1, (-1, group))
+    if coded.minima is None:
+        return ((codes - 32) * factors(coded.scales)[..., None]).flatten(-2)
+    return (codes * factors(coded.scales)[..., None] - factors(coded.minima)[..., None]).flatten(-2)
+
+
+@pytest.mark.parametrize("kind", list(KQUANT_BLOCKS))
+def test_products_with_k_quants_are_those_of_their_values(kind: str) -> None:
+    packed = gguf_codes(torch.from_numpy(random_blocks(kind, 96, 2)), kind).pack()
+    plain = pack(packed.unpack())
+    a, b = torch.randn(4, 512, generator=generator(5)), torch.randn(96, 4, generator=generator(6))
+    lora = PackedLora(pack(a), pack(b), 0.5)
+    for isa in cpu.isas(emulated=True):
+        with cpu.using(Context(2, isa)):
+            for rows in (1, 2, 9, 40):
+                x = torch.randn(rows, 512, generator=generator(2)).bfloat16()
+                dout = torch.randn(rows, 96, generator=generator(3)).bfloat16()
+                y, xa = linear(x, packed, lora=lora)
+                want, _ = linear(x, plain, lora=lora)
+                assert torch.equal(y, want), (isa, rows)
+                got = linear_backward(dout, packed, x, lora, xa)
+                for one, two in zip(got, linear_backward(dout, plain, x, lora, xa), strict=True):
+                    assert torch.equal(one, two), (isa, rows)
+
+
+def test_k_quants_take_the_memory_of_their_blocks() -> None:
+    # The file has 4.5, 5.5 and 6.5625 bits for a weight: six bits for a scale where a byte is kept here.
+    for kind, bits in (("q4_k", 4.625), ("q5_k", 5.625), ("q6_k", 6.5625)):
+        packed = gguf_codes(torch.from_numpy(random_blocks(kind, 64, 4)), kind).pack()
+        assert packed.nbytes * 8 == bits * 64 * 1024
+        assert packing(kind).nbytes(64, 1024) == packed.nbytes
+
+
+def test_k_quants_have_whole_blocks_in_every_row() -> None:
+    with pytest.raises(ShapeError, match="whole blocks of 256, got K=128"):
+        cpu.PackedWeight.empty(1, 32, 128, packing=packing("q4_k"))
+    with pytest.raises(ShapeError, match="in blocks of 144"):
+        import_gguf(torch.zeros(4, 100, dtype=torch.uint8), "q4_k")
+    raw = random_blocks("q5_k", 4, 1)
+    raw[0, 1] = 0x7C  # infinity
+    raw[0, 0] = 0
+    with pytest.raises(ShapeError, match="not finite"):
+        import_gguf(torch.from_numpy(raw), "q5_k")
 
 
 def fp8_weight(e: int, n: int, k: int) -> tuple[Tensor, Tensor]:

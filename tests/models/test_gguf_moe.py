@@ -6,9 +6,10 @@ import shutil
 from pathlib import Path
 
 import gguf
+import numpy as np
 import pytest
 import torch
-from gguf_files import ARCHITECTURES, Kind, save_gguf
+from gguf_files import ARCHITECTURES, Kind, quantised, random_blocks, save_gguf
 from quantised_checkpoints import assert_same_weights
 from transformers import AutoModelForCausalLM
 
@@ -46,6 +47,32 @@ def test_every_kind_of_block_keeps_its_values(kind: Kind, format: str, tmp_path:
     model = load_model(file, device="cpu")
     assert model.hetero.experts == format
     assert_same_weights(model, load_model(plain, device="cpu"))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "format"),
+    [
+        ({"gate": Kind.Q4_K, "up": Kind.Q4_K, "down": Kind.Q6_K}, "q4_k, q6_k"),  # as in a file of Q4_K_M
+        ({"gate": Kind.Q5_K, "up": Kind.Q5_K, "down": Kind.Q8_0}, "q5_k, q8_0"),
+    ],
+)
+def test_k_quants_keep_their_values(kinds: dict[str, Kind], format: str, tmp_path: Path) -> None:
+    def quantise(values: np.ndarray, kind: Kind) -> np.ndarray:
+        if kind == Kind.Q8_0:
+            return quantised(values, kind)
+        e, n, k = values.shape
+        return random_blocks(kind.name.lower(), e, n, k // 256, size=1e-3)
+
+    sizes = {"hidden_size": 256, "moe_intermediate_size": 256}
+    file, plain = save_gguf("qwen3moe", tmp_path, kinds, quantise=quantise, **sizes)
+    model = load_model(file, device="cpu")
+    assert model.hetero.experts == format
+    want = load_model(plain, device="cpu")
+    assert_same_weights(model, want)
+    prompt = torch.tensor([[5, 9, 2, 77, 31, 8]])
+    with torch.no_grad():
+        got, exact = model(prompt).logits, want(prompt).logits
+    assert float((got - exact).norm() / exact.norm()) < 0.01
 
 
 def test_another_format_packs_the_decoded_weights(tmp_path: Path) -> None:

@@ -6,8 +6,10 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from gguf_files import Kind, random_blocks, save_gguf
 from quantised_checkpoints import save_fp8, save_mxfp4
 from transformers import PreTrainedModel
 
@@ -41,8 +43,24 @@ def test_rollout_logprobs_are_the_trainers(
     check(model)
 
 
+def save_k_quants(name: str, directory: Path) -> tuple[Path, Path]:
+    def quantise(values: np.ndarray, kind: Kind) -> np.ndarray:
+        e, n, k = values.shape
+        return random_blocks(kind.name.lower(), e, n, k // 256, size=1e-3)
+
+    kinds = {"gate": Kind.Q4_K, "up": Kind.Q4_K, "down": Kind.Q6_K}
+    sizes = {"hidden_size": 256, "moe_intermediate_size": 256}
+    return save_gguf(name, directory, kinds, quantise=quantise, **sizes)
+
+
 @pytest.mark.parametrize(
-    ("save", "name", "format"), [(save_fp8, "qwen3_moe", "fp8"), (save_mxfp4, "gpt_oss", "mxfp4")]
+    ("save", "name", "format"),
+    [
+        (save_fp8, "qwen3_moe", "fp8"),
+        (save_mxfp4, "gpt_oss", "mxfp4"),
+        (save_gguf, "mixtral", "q4_0, q4_1"),
+        (save_k_quants, "qwen3moe", "q4_k, q6_k"),
+    ],
 )
 def test_rollout_logprobs_are_the_trainers_in_a_checkpoint_s_own_codes(
     save: Callable[..., tuple[Path, Path]], name: str, format: str, tmp_path: Path

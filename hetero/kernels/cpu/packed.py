@@ -89,6 +89,10 @@ class PackedWeight:
             raise ShapeError(
                 f"a packed weight needs positive sizes and N in {parts} equal parts, got E={e}, N={n}, K={k}"
             )
+        if k % packing.format.columns:
+            raise ShapeError(
+                f"{packing.format.name} holds rows of whole blocks of {packing.format.columns}, got K={k}"
+            )
         size = e * parts * padded(n // parts) // PANEL * _panel_size(packing, k)
         dtype = torch.bfloat16 if packing == BF16 else torch.uint16
         return cls(e, n, k, _panels(size, dtype), stacked, parts, packing)
