@@ -144,6 +144,7 @@ def test_other_weights_find_nothing_on_disk(tmp_path: Path, change: str) -> None
     runner.base = True
     with forced(Engine(runner, kv_disk=tmp_path)) as engine:
         engine.generate([tokens(130)])
+        flush(engine)
         runner.version += 1
         engine.reset_cache()
         assert engine.generate([tokens(130)])[0].num_cached_tokens == 128, "the base stays valid for ever"
