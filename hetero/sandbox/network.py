@@ -52,7 +52,7 @@ class Network:
     mirror, a code host) is a way to all of it.
 
     Attributes:
-        allow: Rules, or texts like "pypi.org" and "*.pythonhosted.org:443".
+        allow: Rules, or texts like "data.example.org" and "*.example.net:443".
         max_bytes: sum of both directions over the box's life; then connections are cut.
         max_connections: at once.
         private: let names lead to loopback, private and link-local addresses. For tests and services of one's

@@ -193,7 +193,7 @@ def test_other_tiers_refuse_a_network() -> None:
 
 def test_rules_are_parsed_and_bad_ones_refused() -> None:
     assert Rule.parse("*.example.com:8443,443") == Rule("*.example.com", (8443, 443))
-    assert Rule.parse("pypi.org").ports == (80, 443)
+    assert Rule.parse("data.example.org").ports == (80, 443)
     bad = (
         "127.0.0.1",
         "[::1]",
@@ -218,13 +218,13 @@ def test_rules_are_parsed_and_bad_ones_refused() -> None:
 
 
 def test_names_match_by_whole_labels() -> None:
-    rules = [("pypi.org", [443]), ("*.example.com", [80])]
-    assert matches("pypi.org", 443, rules)
+    rules = [("data.example.org", [443]), ("*.example.com", [80])]
+    assert matches("data.example.org", 443, rules)
     assert matches("a.b.example.com", 80, rules)
     for host, port in (
-        ("pypi.org", 80),
-        ("xpypi.org", 443),
-        ("pypi.org.evil.com", 443),
+        ("data.example.org", 80),
+        ("xdata.example.org", 443),
+        ("data.example.org.evil.com", 443),
         ("example.com", 80),
         ("evilexample.com", 80),
     ):
