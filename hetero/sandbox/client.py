@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import marshal
 import os
 import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
+from hetero.sandbox.companion import Companion
 from hetero.sandbox.errors import SandboxDead, SandboxInfraError
 from hetero.sandbox.janitor import Janitor
 from hetero.sandbox.launcher import wire
@@ -167,37 +166,14 @@ def receive(channel: socket.socket) -> Any:
     return marshal.loads(parts[1])
 
 
-_current: Launcher | None = None
-_guard = threading.Lock()
+_own = Companion(Launcher)
 
 
 def launcher() -> Launcher:
     """This process's launcher; started at the first call, and again if it has ended."""
-    global _current
-    with _guard:
-        if _current is None or _current.process.poll() is not None:
-            if _current is not None:
-                _current.close()
-            _current = Launcher()
-        return _current
+    return _own.get()
 
 
 def stop() -> None:
     """End this process's launcher, and all its boxes."""
-    global _current
-    with _guard:
-        if _current is not None:
-            _current.close()
-            _current = None
-
-
-def _forked() -> None:
-    global _current, _guard
-    _guard = threading.Lock()
-    if _current is not None:
-        _current.abandon()
-        _current = None
-
-
-atexit.register(stop)
-os.register_at_fork(after_in_child=_forked)
+    _own.stop()

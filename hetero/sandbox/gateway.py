@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
 import os
@@ -14,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hetero.sandbox.client import boot_code
+from hetero.sandbox.companion import Companion
 from hetero.sandbox.errors import SandboxInfraError
 from hetero.sandbox.journal import net_decision
 from hetero.sandbox.network import Network
@@ -118,37 +118,14 @@ def _client(network: Network) -> dict[str, Any]:
     }
 
 
-_current: Gateway | None = None
-_guard = threading.Lock()
+_own = Companion(Gateway)
 
 
 def gateway() -> Gateway:
     """This process's gateway, started at the first call."""
-    global _current
-    with _guard:
-        if _current is None or _current.process.poll() is not None:
-            if _current is not None:
-                _current.close()
-            _current = Gateway()
-        return _current
+    return _own.get()
 
 
 def stop() -> None:
     """End this process's proxy."""
-    global _current
-    with _guard:
-        if _current is not None:
-            _current.close()
-            _current = None
-
-
-def _forked() -> None:
-    global _current, _guard
-    _guard = threading.Lock()
-    if _current is not None:
-        _current.abandon()
-        _current = None
-
-
-atexit.register(stop)
-os.register_at_fork(after_in_child=_forked)
+    _own.stop()

@@ -30,7 +30,7 @@ def root(request: pytest.FixtureRequest) -> Iterator[str]:
     if not request.param and request.node.callspec.id == "v2":
         pytest.skip("there is no v2 hierarchy")
     client.stop()
-    client._current = Launcher(cgroups=request.param)
+    client._own._current = Launcher(cgroups=request.param)
     yield request.param
     left = parents(request.param) if request.param else []
     client.stop()
