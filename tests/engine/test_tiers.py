@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,14 @@ def forced(engine: Engine) -> Engine:
 
 def flush(engine: Engine) -> None:
     engine._stepper.tiers._writer.flush()
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    """Wait for what other threads do."""
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
 
 
 # --- results
@@ -216,9 +226,8 @@ def test_a_tier_slower_than_computing_is_passed_over_and_measured_again(tmp_path
     for pace in (tiers._loader.pace, tiers._arena_pace):
         pace.seconds = 1.0
     engine.generate([tokens(130)], SamplingParams(max_tokens=1))
-    while stats.disk_found == 0:  # counted in the background
-        pass
-    assert (stats.disk_found, stats.disk_in_time) == (128, 0)
+    eventually(lambda: stats.disk_found == 128)  # counted in the background
+    assert stats.disk_in_time == 0
     used = []
     for i in range(40):
         engine.generate([tokens(200, 1 + i % 2)], SamplingParams(max_tokens=1))

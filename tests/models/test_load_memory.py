@@ -84,65 +84,78 @@ def measure(warm: Path, path: Path) -> tuple[int, int, int]:
     return peak, packed, mapped
 
 
-@pytest.mark.skipif(not CLEARABLE, reason="needs Linux's peak-memory counter")
-def test_peak_memory_is_within_a_tenth_of_the_packed_size(
-    checkpoint: Callable[[str], Path], tmp_path: Path
-) -> None:
-    config = MixtralConfig(
-        vocab_size=512,
-        hidden_size=512,
-        intermediate_size=1024,
-        num_hidden_layers=14,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-        head_dim=64,
-        num_local_experts=8,
-        num_experts_per_tok=2,
-        sliding_window=None,
+def check_growth(warm: Path, save: Callable[[int, Path], Path], directory: Path) -> None:
+    """From 1 layer to 3, the peak grows by what is packed and at most a tenth more.
+
+    A difference, because the first load of a kind also touches code and grows the interpreter's heap, by an
+    amount that is the same for every model but not for every machine.
+    """
+    (small, some, _), (large, packed, mapped) = (
+        measure(warm, save(layers, directory / f"layers{layers}")) for layers in (1, 3)
     )
-    save_constant(config, MixtralForCausalLM, tmp_path)
-    peak, packed, mapped = measure(checkpoint("mixtral"), tmp_path)
-    assert packed > 350e6
-    assert peak < 1.1 * packed
+    assert packed - some > 200e6
+    assert large - small < 1.1 * (packed - some)
     assert mapped == 0
 
 
 @pytest.mark.skipif(not CLEARABLE, reason="needs Linux's peak-memory counter")
-def test_so_it_is_for_codes(tmp_path: Path) -> None:
+def test_peak_memory_grows_by_the_packed_size_and_a_tenth(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    def save(layers: int, directory: Path) -> Path:
+        config = MixtralConfig(
+            vocab_size=512,
+            hidden_size=512,
+            intermediate_size=4608,
+            num_hidden_layers=layers,
+            num_attention_heads=8,
+            num_key_value_heads=2,
+            head_dim=64,
+            num_local_experts=8,
+            num_experts_per_tok=2,
+            sliding_window=None,
+        )
+        save_constant(config, MixtralForCausalLM, directory)
+        return directory
+
+    check_growth(checkpoint("mixtral"), save, tmp_path)
+
+
+def save_constant_fp8(layers: int, directory: Path) -> Path:
     config = Qwen3MoeConfig(
         vocab_size=512,
         hidden_size=512,
-        moe_intermediate_size=512,
-        num_hidden_layers=10,
+        moe_intermediate_size=1024,
+        num_hidden_layers=layers,
         num_attention_heads=8,
         num_key_value_heads=2,
         head_dim=64,
-        num_experts=48,
+        num_experts=72,
         num_experts_per_tok=2,
     )
-    large = tmp_path / "large"
-    save_constant(config, Qwen3MoeForCausalLM, large)
-    for shard in large.glob("*.safetensors"):
+    save_constant(config, Qwen3MoeForCausalLM, directory)
+    for shard in directory.glob("*.safetensors"):
         tensors = load_file(shard)
         for name in [name for name in tensors if ".experts." in name]:
             tensors[name] = torch.full(tensors[name].shape, 0x38, dtype=torch.uint8).view(torch.float8_e4m3fn)
             tensors[f"{name}_scale_inv"] = torch.full([-(-n // 128) for n in tensors[name].shape], 0.01)
         save_file(tensors, shard, metadata={"format": "pt"})
-    index = json.loads((large / "model.safetensors.index.json").read_text())
+    index = json.loads((directory / "model.safetensors.index.json").read_text())
     for name in [name for name in index["weight_map"] if ".experts." in name]:
         index["weight_map"][f"{name}_scale_inv"] = index["weight_map"][name]
-    (large / "model.safetensors.index.json").write_text(json.dumps(index))
-    shipped = json.loads((large / "config.json").read_text())
-    (large / "config.json").write_text(json.dumps(shipped | {"quantization_config": FP8_CONFIG}))
-    peak, packed, mapped = measure(save_fp8("qwen3_moe", tmp_path)[0], large)
-    assert 350e6 < packed < 450e6
-    assert peak < 1.1 * packed
-    assert mapped == 0
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    shipped = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(shipped | {"quantization_config": FP8_CONFIG}))
+    return directory
 
 
 @pytest.mark.skipif(not CLEARABLE, reason="needs Linux's peak-memory counter")
-def test_so_it_is_for_gguf(tmp_path: Path) -> None:
-    layers, e, n, k = 10, 48, 512, 1024
+def test_so_it_is_for_codes(tmp_path: Path) -> None:
+    check_growth(save_fp8("qwen3_moe", tmp_path)[0], save_constant_fp8, tmp_path)
+
+
+def save_constant_gguf(layers: int, directory: Path) -> Path:
+    e, n, k = 64, 1024, 1024
     config = Qwen3MoeConfig(
         vocab_size=128,
         hidden_size=k,
@@ -154,8 +167,8 @@ def test_so_it_is_for_gguf(tmp_path: Path) -> None:
         num_experts=e,
         num_experts_per_tok=2,
     )
-    large = tmp_path / "large.gguf"
-    writer = gguf.GGUFWriter(large, "qwen3moe")
+    path = directory.with_suffix(".gguf")
+    writer = gguf.GGUFWriter(path, "qwen3moe")
     describe(writer, ARCHITECTURES["qwen3moe"], config)
 
     def add(name: str, *shape: int) -> None:
@@ -174,10 +187,12 @@ def test_so_it_is_for_gguf(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    peak, packed, mapped = measure(save_gguf("qwen3moe", tmp_path)[0], large)
-    assert 400e6 < packed < 500e6
-    assert peak < 1.1 * packed
-    assert mapped == 0
+    return path
+
+
+@pytest.mark.skipif(not CLEARABLE, reason="needs Linux's peak-memory counter")
+def test_so_it_is_for_gguf(tmp_path: Path) -> None:
+    check_growth(save_gguf("qwen3moe", tmp_path)[0], save_constant_gguf, tmp_path)
 
 
 def test_releasing_pages_does_no_harm(checkpoint: Callable[[str], Path]) -> None:
