@@ -22,6 +22,7 @@ from hetero.rl.rollout import Rollout
 from hetero.run.metrics import step_record
 from hetero.train.batch import TrainSample
 from hetero.train.columns import version_lag
+from hetero.train.correction import correction_metrics
 from hetero.train.metrics import TokenLog, mismatch_of, off_policy_of
 from hetero.train.routing import RoutingLog, lora_grad_experts
 
@@ -46,8 +47,8 @@ engine.max_num_seqs engine.kv_memory engine.kv_ram engine.kv_disk engine.kv_disk
 data.train data.eval data.held_out data.options data.limit data.prompt data.rename data.system data.plain
 data.template data.chat
 rl.rewards rl.algorithm rl.group_size rl.prompts_per_step rl.max_tokens rl.temperature rl.stop rl.clip_low
-rl.clip_high rl.kl_coef rl.max_staleness rl.routing_replay rl.train_truncated rl.reward_timeout
-rl.reward_workers rl.max_failed
+rl.clip_high rl.kl_coef rl.max_staleness rl.correction rl.correction_low rl.correction_high rl.routing_replay
+rl.train_truncated rl.reward_timeout rl.reward_workers rl.max_failed
 train.steps train.lr train.betas train.eps train.weight_decay train.max_grad_norm train.schedule
 train.warmup_steps train.micro_batch_tokens train.checkpointing train.seed train.save_every
 train.keep_checkpoints
@@ -64,6 +65,7 @@ METRICS = {
     "mismatch": """
     logp_abs_max logp_abs_mean logp_abs_p99 kl_k1 kl_k3 token_mult_prob_error ppl_ratio chi2_token chi2_seq
     ess is_mean is_max is_min prob_pearson bitwise_equal_frac nonfinite tokens
+    masked_token_frac masked_seq_frac masked_by_length correction_mean
     """,
     "off_policy": """
     ratio_mean ratio_min ratio_max ess kl_k3 version_lag_mean version_lag_max mixed_version_traj dropped
@@ -157,6 +159,7 @@ def test_metrics() -> None:
     gradient.grad = torch.ones(2, 3, 4)
     found = {
         **mismatch_of(log),
+        **correction_metrics(log),
         **off_policy_of(log),
         **version_lag([TrainSample([1], [2], adapter_version=0)], 1),
         **routing.metrics(),

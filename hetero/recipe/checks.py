@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hetero.errors import RecipeError, RewardError, ShapeError
+from hetero.errors import ArgumentError, RecipeError, RewardError, ShapeError
 from hetero.formats import FORMATS, chosen_packing
 from hetero.recipe.sections.whole import Sections
 from hetero.recipe.source import Key, Source
 from hetero.recipe.suggest import nearest
 from hetero.rl.algorithms import ALGORITHMS
 from hetero.rl.rewards.spec import RewardSpec, target
+from hetero.train.correction import Correction
 
 _NO_GROUP = ("batch_norm",)
 """Advantages whose baseline is the whole batch, so that groups may be of one."""
@@ -18,7 +19,13 @@ _NO_GROUP = ("batch_norm",)
 
 def check(recipe: Sections, source: Source) -> None:
     """Raise one RecipeError for everything in `recipe` that cannot work together."""
-    found = [*_sizes(recipe), *_formats(recipe), *_evaluation(recipe), *_names(recipe)]
+    found = [
+        *_sizes(recipe),
+        *_formats(recipe),
+        *_evaluation(recipe),
+        *_correction(recipe),
+        *_names(recipe),
+    ]
     problems = [f"{source.place(_key(name))}: {name} {text}" for name, text in found]
     if len(problems) == 1:
         raise RecipeError(problems[0])
@@ -72,6 +79,14 @@ def _evaluation(recipe: Sections) -> Iterator[tuple[str, str]]:
         )
     if evaluation.temperature == 0 and evaluation.samples > 1:
         yield "eval.samples", f"is {evaluation.samples}, but at temperature 0 all of them are equal: take 1."
+
+
+def _correction(recipe: Sections) -> Iterator[tuple[str, str]]:
+    rl = recipe.rl
+    try:
+        Correction(rl.correction, rl.correction_low, rl.correction_high)
+    except ArgumentError as error:
+        yield "rl.correction", f"cannot be used. {error}."
 
 
 def _names(recipe: Sections) -> Iterator[tuple[str, str]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hetero.train.losses import Aggregate, LossConfig
+from hetero.train.correction import Correction
+from hetero.train.losses import NO_CORRECTION, Aggregate, LossConfig
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Algorithm:
         clip_high: float | None = None,
         kl_coef: float | None = None,
         off_policy: bool = False,
+        correction: Correction = NO_CORRECTION,
     ) -> LossConfig:
         """The trainer's loss. `max_tokens`, the longest completion, is what dr_grpo divides by. `off_policy`:
         samples may come from an older policy, and REINFORCE, which is right for its own samples only, then
@@ -47,6 +49,7 @@ class Algorithm:
             kl_coef=self.kl_coef if kl_coef is None else kl_coef,
             aggregate=self.aggregate,
             max_completion_tokens=max_tokens if self.aggregate == "dr_grpo" else None,
+            correction=correction,
         )
 
 

@@ -17,6 +17,7 @@ from hetero.rl.rewards.spec import RewardSpec
 from hetero.rl.rollout import GenerateFn
 from hetero.run.opening import Opened
 from hetero.run.stopping import Stop
+from hetero.train.correction import Correction
 from hetero.train.trainer import Trainer
 
 
@@ -58,6 +59,7 @@ def make_trainer(recipe: Recipe, model: PreTrainedModel) -> Trainer:
         clip_high=rl.clip_high,
         kl_coef=rl.kl_coef,
         off_policy=rl.max_staleness > 0,
+        correction=Correction(rl.correction, rl.correction_low, rl.correction_high),
     )
     return Trainer(
         model,
@@ -76,6 +78,7 @@ def make_trainer(recipe: Recipe, model: PreTrainedModel) -> Trainer:
         kl_coef=loss.kl_coef,
         aggregate=loss.aggregate,
         max_completion_tokens=loss.max_completion_tokens,
+        correction=loss.correction,
         temperature=rl.temperature,
         micro_batch_tokens=train.micro_batch_tokens,
         checkpointing=train.checkpointing,

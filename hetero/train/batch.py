@@ -38,6 +38,9 @@ class TrainSample:
     adapter_version: version that sampled it; None: current.
     routes: [sampled tokens, layers with experts, top_k] experts of the row from which each token with mask
         True was drawn, for the trainer to select again; see `Completion.routes`.
+    proximal_logprobs: as `logprobs`, under the policy from which the update starts: what `Trainer.score`
+        gives before the first of several updates with one batch. Read with a correction; None: the policy of
+        now.
     """
 
     prompt_ids: Sequence[int]
@@ -48,6 +51,7 @@ class TrainSample:
     group: int = 0
     adapter_version: int | None = None
     routes: npt.NDArray[np.integer[Any]] | None = field(default=None, compare=False)
+    proximal_logprobs: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
         num_tokens = len(self.completion_ids)
@@ -55,7 +59,7 @@ class TrainSample:
             raise DataError(
                 "prompt_ids is empty: the first completion token needs at least one token (BOS) before it"
             )
-        for name in ("logprobs", "mask", "advantage"):
+        for name in ("logprobs", "mask", "advantage", "proximal_logprobs"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, int | float) and len(value) != num_tokens:
                 raise DataError(f"{name} has {len(value)} values for {num_tokens} completion tokens")

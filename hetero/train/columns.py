@@ -29,7 +29,8 @@ class SampleColumns:
             sample.logprobs is not None and sample.adapter_version in (None, version) for sample in samples
         ]
         self._columns = {
-            "old_logprobs": _fp32([_recorded(sample) for sample in samples]),
+            "old_logprobs": _fp32([_known(s.logprobs, s) for s in samples]),
+            "proximal_logprobs": _fp32([_known(s.proximal_logprobs, s) for s in samples]),
             "advantages": _fp32(
                 [np.broadcast_to(s.advantage, n) for s, n in zip(samples, lengths, strict=True)]
             ),
@@ -38,7 +39,8 @@ class SampleColumns:
         }
 
     def take(self, batch: MicroBatch, device: torch.device) -> dict[str, Tensor]:
-        """[N] each: old_logprobs, advantages, weights; compared: recorded under the current adapter."""
+        """[N] each: old_logprobs, proximal_logprobs, advantages, weights; compared: recorded under the
+        current adapter."""
         index = self._start[batch.samples] + batch.offsets
         return {name: column[index].to(device) for name, column in self._columns.items()}
 
@@ -64,8 +66,8 @@ def version_lag(samples: Sequence[TrainSample], version: int) -> dict[str, float
     }
 
 
-def _recorded(sample: TrainSample) -> Sequence[float]:
-    return [np.nan] * len(sample.completion_ids) if sample.logprobs is None else sample.logprobs
+def _known(logprobs: Sequence[float] | None, sample: TrainSample) -> Sequence[float]:
+    return [np.nan] * len(sample.completion_ids) if logprobs is None else logprobs
 
 
 def _fp32(parts: Sequence[Sequence[float] | Floats]) -> Tensor:

@@ -4,19 +4,23 @@ A loss maps LossInputs, vectors over the trained tokens of one micro-batch, to L
 knows about models, packing or micro-batches: the sum over micro-batches of `loss`, divided once by the
 denominator of `aggregate_weights`, is the loss of the whole optimizer batch, however it was cut.
 
-Notation: p the policy being trained, q the policy that sampled (`old_logprobs`), A the advantage, r = p / q.
+Notation: p the policy being trained, q the policy that sampled (`old_logprobs`; with a correction the one
+from which the update starts), A the advantage, r = p / q.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from hetero.errors import ArgumentError
+from hetero.train.correction import Correction, correction_weights
+
+NO_CORRECTION = Correction()
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to +-20 before exp: e^20 is far outside any clip range and its square still fits
@@ -35,6 +39,8 @@ class LossConfig:
     kl_coef: coefficient of k3(p, reference); the reference is the base model, that is the model without its
         adapter.
     max_completion_tokens: the constant length L of aggregate "dr_grpo".
+    correction: weights of tokens that another policy sampled. They multiply the token loss and not the KL
+        term; masked tokens stay in the denominator.
     """
 
     kind: str = "ppo_clip"
@@ -44,6 +50,7 @@ class LossConfig:
     kl_coef: float = 0.0
     aggregate: Aggregate = "token_mean"
     max_completion_tokens: int | None = None
+    correction: Correction = NO_CORRECTION
 
     def __post_init__(self) -> None:
         if self.kind not in LOSSES:
@@ -65,6 +72,10 @@ class LossConfig:
             raise ArgumentError(f"kl_coef is {self.kl_coef}; expected 0 or more")
         if self.aggregate == "dr_grpo" and not self.max_completion_tokens:
             raise ArgumentError("aggregate dr_grpo divides by a constant length: set max_completion_tokens")
+        if self.correction.active and self.is_supervised:
+            raise ArgumentError(
+                f"correction is {self.correction.mode}, but {self.kind} learns tokens that no policy sampled"
+            )
 
     @property
     def is_supervised(self) -> bool:
@@ -74,7 +85,7 @@ class LossConfig:
     @property
     def uses_ratio(self) -> bool:
         """Whether the log-probabilities recorded while sampling are read."""
-        return self.kind in ("ppo_clip", "importance_sampling")
+        return self.kind in ("ppo_clip", "importance_sampling") or self.correction.active
 
     @property
     def uses_advantages(self) -> bool:
@@ -89,6 +100,9 @@ class LossInputs:
     old_logprobs: under the policy that sampled; a value that is not finite means unknown and gives ratio 1.
     weights: share of each token in the sum, from `aggregate_weights`.
     ref_logprobs: under the reference, needed when kl_coef > 0.
+    proximal_logprobs: under the policy from which the update starts, read with a correction; a value that is
+        not finite (None: all of them) stands for the policy being trained.
+    samples: [N] int64, whose token; needed by corrections that look at whole samples.
     """
 
     logprobs: Tensor
@@ -96,11 +110,15 @@ class LossInputs:
     advantages: Tensor
     weights: Tensor
     ref_logprobs: Tensor | None = None
+    proximal_logprobs: Tensor | None = None
+    samples: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class LossOutputs:
-    """`loss`: scalar sum of weights * token losses; `tokens`: detached [N] diagnostics, "loss" always."""
+    """`loss`: scalar sum of weights * token losses; `tokens`: detached [N] diagnostics, "loss" always, with a
+    correction its weights as "correction".
+    """
 
     loss: Tensor
     tokens: dict[str, Tensor]
@@ -166,8 +184,14 @@ def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 
 
 def compute_loss(inputs: LossInputs, config: LossConfig) -> LossOutputs:
-    """The configured token loss plus kl_coef * k3, weighted and summed."""
+    """The configured token loss, corrected, plus kl_coef * k3, weighted and summed."""
+    factor = None
+    if config.correction.active:
+        inputs, factor = _decoupled(inputs, config.correction)
     token_loss, diagnostics = LOSSES[config.kind](inputs, config)
+    if factor is not None:
+        token_loss = factor * token_loss
+        diagnostics["correction"] = factor
     if config.kl_coef:
         if inputs.ref_logprobs is None:
             raise ValueError("kl_coef > 0 needs ref_logprobs")
@@ -176,6 +200,15 @@ def compute_loss(inputs: LossInputs, config: LossConfig) -> LossOutputs:
         token_loss = token_loss + config.kl_coef * kl
     diagnostics["loss"] = token_loss
     return LossOutputs((inputs.weights * token_loss).sum(), {k: v.detach() for k, v in diagnostics.items()})
+
+
+def _decoupled(inputs: LossInputs, correction: Correction) -> tuple[LossInputs, Tensor]:
+    """Inputs whose ratio is to the policy from which the update starts, and the weights for the rest."""
+    proximal = now = inputs.logprobs.detach()
+    if inputs.proximal_logprobs is not None:
+        proximal = torch.where(torch.isfinite(inputs.proximal_logprobs), inputs.proximal_logprobs, now)
+    factor = correction_weights(correction, inputs.old_logprobs, proximal, inputs.samples)
+    return replace(inputs, old_logprobs=proximal), factor
 
 
 def aggregate_weights(counts: Tensor, groups: Tensor, config: LossConfig) -> tuple[Tensor, float]:

@@ -33,7 +33,13 @@ def backward(
     with torch.enable_grad(), watched_routing(model, recorded, replay=True, measure=True) as sites:
         logprobs, entropy = token_logprobs(model, batch, temperature)
         inputs = LossInputs(
-            logprobs, taken["old_logprobs"], taken["advantages"], taken["weights"], ref_logprobs
+            logprobs=logprobs,
+            old_logprobs=taken["old_logprobs"],
+            advantages=taken["advantages"],
+            weights=taken["weights"],
+            ref_logprobs=ref_logprobs,
+            proximal_logprobs=taken["proximal_logprobs"],
+            samples=batch.samples,
         )
         outputs = compute_loss(inputs, config)
         outputs.loss.backward()

@@ -17,7 +17,8 @@ from hetero.models.lora import adapter_version, bump_adapter_version, lora_param
 from hetero.models.versions import retain_version
 from hetero.train.batch import MicroBatch, TrainSample, pack
 from hetero.train.columns import SampleColumns, require_logprobs, version_lag
-from hetero.train.losses import Aggregate, LossConfig
+from hetero.train.correction import Correction, correction_metrics
+from hetero.train.losses import NO_CORRECTION, Aggregate, LossConfig
 from hetero.train.metrics import TokenLog, loss_metrics, mismatch_of, off_policy_of
 from hetero.train.microstep import backward, measure, reference_logprobs
 from hetero.train.older import compare_older
@@ -44,6 +45,7 @@ class Trainer:
         lr, schedule, warmup_steps, total_steps: see Schedule.
         betas, eps, weight_decay: see AdamW. max_grad_norm: bound of the global gradient norm; inf for none.
         loss, clip_low, clip_high, dual_clip, kl_coef, aggregate, max_completion_tokens: see LossConfig.
+        correction: for samples of another policy; by default the loss takes its ratio to that policy.
         temperature: of the sampling; log-probabilities are those of logits / temperature.
         micro_batch_tokens: most rows of one forward; shared prompts count once.
         checkpointing: "layer" keeps the input of each layer and recomputes the rest in the backward.
@@ -70,6 +72,7 @@ class Trainer:
         kl_coef: float = 0.0,
         aggregate: Aggregate = "token_mean",
         max_completion_tokens: int | None = None,
+        correction: Correction = NO_CORRECTION,
         temperature: float = 1.0,
         micro_batch_tokens: int = 2048,
         checkpointing: Literal["layer", "none"] = "layer",
@@ -95,6 +98,7 @@ class Trainer:
             kl_coef=kl_coef,
             aggregate=aggregate,
             max_completion_tokens=max_completion_tokens,
+            correction=correction,
         )
         self.schedule = Schedule(lr, schedule, warmup_steps, total_steps)
         self.max_grad_norm = max_grad_norm
@@ -152,7 +156,7 @@ class Trainer:
             context=self.context,
             temperature=self.temperature,
         )
-        metrics = loss_metrics(log, chosen.denominator) | mismatch_of(log, *older)
+        metrics = loss_metrics(log, chosen.denominator) | mismatch_of(log, *older) | correction_metrics(log)
         policy = off_policy_of(log) | version_lag(seen, version) | routing.metrics()
         return metrics | policy | chosen.counters | counters
 

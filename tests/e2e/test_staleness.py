@@ -106,6 +106,20 @@ def test_reinforce_weighs_older_samples(small: Any, tmp_path: Path) -> None:
     assert records[-1]["off_policy/ratio_max"] != 1.0
 
 
+def test_a_correction_weighs_older_samples_and_no_others(small: Any, tmp_path: Path) -> None:
+    names = ("masked_token_frac", "masked_seq_frac", "masked_by_length", "correction_mean")
+    rl = {"correction": "token_mask", "correction_low": 0.9999, "correction_high": 1.0001}
+    found = {}
+    for name, more in (("plain", {}), ("fresh", rl), ("stale", {**rl, "max_staleness": 1})):
+        loop.run(small.recipe(rl=more, train={"steps": 3}), tmp_path / name)
+        found[name] = [[r[f"mismatch/{n}"] for n in names] for r in metrics(tmp_path / name)]
+    assert found["plain"] == found["fresh"] == [[0, 0, 0, 1]] * 3
+    adapter = "adapter/adapter_model.safetensors"
+    assert (tmp_path / "plain" / adapter).read_bytes() == (tmp_path / "fresh" / adapter).read_bytes()
+    assert found["stale"][0] == [0, 0, 0, 1]
+    assert found["stale"][-1][0] > 0
+
+
 @pytest.mark.slow
 def test_300_steps_with_two_versions_in_flight(small: Any, tmp_path: Path) -> None:
     train = {"steps": 300, "save_every": 100}

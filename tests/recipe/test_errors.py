@@ -52,6 +52,12 @@ def message(text: str, *overrides: str, folder: Path) -> str:
         ("  steps: 3", "  steps: true", "r.yaml:9", ["train.steps is true", "a whole number"]),
         ("  steps: 3", "  steps:", "r.yaml:9", ["train.steps is null", "a whole number"]),
         ("  lr: 2e-4", "  schedule: cosin", "r.yaml:10", ["Did you mean cosine?"]),
+        (
+            "  group_size: 4",
+            "  correction: token_truncate\n  correction_low: 0.5",
+            "r.yaml:7",
+            ["rl.correction cannot be used", "only has an upper bound", "token_mask"],
+        ),
         ("  lr: 2e-4", "  betas: [0.9]", "r.yaml:10", ["train.betas", "two numbers"]),
         ("  lr: 2e-4", "  lr: .inf", "r.yaml:10", ["train.lr", "finite"]),
         ("rl:", "engine: {kv_ram: lots}\nrl:", "r.yaml:5", ["engine.kv_ram is 'lots'"]),

@@ -57,6 +57,17 @@ class RLSection(Section):
     """Updates between sampling and training. 0: every step samples with the newest adapter. n: answers are
     begun n steps ahead, so that generation need not wait for stragglers and rewards; n older versions of the
     adapter stay in memory, and the loss weighs by the probability ratio."""
+    correction: Literal["none", "token_truncate", "token_mask", "sequence_mask", "geometric_mask"] = "none"
+    """What is done about tokens that another policy sampled than the one that is trained (an older adapter,
+    or kernels with other rounding). `none`: the loss takes its ratio, and its clip, to the policy that
+    sampled. Else the loss takes it to the policy of now, and rho, the ratio of that one to the policy that
+    sampled, becomes a weight: `token_truncate` min(rho, high); `token_mask` rho, 0 outside [low, high];
+    `sequence_mask` drops answers whose product of rho is outside, `geometric_mask` those whose mean is."""
+    correction_low: float | None = Field(default=None, ge=0, le=1)
+    """Lower bound of `correction`: 0.5 for token_mask, 0 for sequence_mask, 0.98 for geometric_mask."""
+    correction_high: float | None = Field(default=None, ge=1)
+    """Upper bound of `correction`: 2 for token_truncate, 5 for token_mask, 3 for sequence_mask, 1.02 for
+    geometric_mask."""
     routing_replay: Literal["auto", "on", "off"] = "auto"
     """Whether training selects the experts that sampling used, and computes only their weights anew: `auto`
     when another version of the adapter sampled the answer. One or two bytes per token, layer and expert."""
