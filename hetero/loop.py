@@ -28,6 +28,7 @@ from hetero.run.evaluation import evaluate
 from hetero.run.metrics import step_record
 from hetero.run.parts import Cursor, Parts, prepared
 from hetero.run.stopping import StopRequested
+from hetero.run.usage import Usage
 from hetero.run.watch import Unwatched, Watch
 
 _log = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ def restore(parts: Parts) -> int:
 
 def advance(parts: Parts, step: int) -> int:
     """One step: draw tasks, sample answers to each, score them, learn from the comparison, write it down."""
-    clock, before = Clock(), parts.engine.stats.copy()
+    clock, usage, before = Clock(), Usage(), parts.engine.stats.copy()
     if not parts.begun:
         parts.engine.reset_cache()  # so that a step does not depend on what ran before it in this process
     rolled, cursor = roll_out(parts, step)
@@ -87,7 +88,8 @@ def advance(parts: Parts, step: int) -> int:
         "data/prompts_seen": cursor.order["serial"],
         "data/prompts_too_long": parts.tasks.num_too_long,
     }
-    seconds = {"time/save": parts.seconds_saving, **clock.metrics()}
+    trained["weights/base_hash_ok"] = float(check_base(parts, step))
+    seconds = {"time/save": parts.seconds_saving, **clock.metrics(), **usage.metrics()}
     record = step_record(step, rolled, trained, parts.engine.stats - before, seconds, data)
     rows = list(completion_rows(step, rolled.groups))
     parts.folder.completions.write(rows[: parts.recipe.log.completions])
@@ -167,6 +169,18 @@ def update(parts: Parts, step: int, rolled: Rollout) -> dict[str, float]:
     if not samples:
         return {"loss": 0.0, "grad_norm": 0.0, "learning_rate": parts.trainer.schedule(step - 1)}
     return parts.trainer.forward_backward(samples) | parts.trainer.optim_step()
+
+
+def check_base(parts: Parts, step: int) -> bool:
+    """Whether the base weights are what they were, in the part that this step looks at and those before."""
+    whole = parts.base.check()
+    if not whole:
+        _log.error(
+            "step %d: base weights have changed, which nothing may do. The machine's memory or a bug of ours "
+            "is at fault: go on from the last checkpoint in a new process, and tell us if it recurs",
+            step,
+        )
+    return whole
 
 
 def measure(parts: Parts, step: int) -> None:

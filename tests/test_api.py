@@ -71,7 +71,8 @@ METRICS = {
     ratio_mean ratio_min ratio_max ess kl_k3 version_lag_mean version_lag_max mixed_version_traj dropped
     """,
     "moe": """
-    load_max_over_mean load_entropy experts_touched routing_confidence route_flip_rate tokens_with_any_flip
+    load_max_over_mean load_entropy experts_touched cpu_expert_frac routing_confidence route_flip_rate
+    tokens_with_any_flip
     replayed_tokens topk_margin_p01 lora_grad_experts_frac
     """,
 }

@@ -83,7 +83,8 @@ def experts_forward(module: Any, hidden_states: Tensor, top_k_index: Tensor, top
             "loaded with quantization_config=HeteroConfig(...) or hetero.load_model()"
         )
     if module.routing.watched:
-        module.routing.saw(top_k_index, top_k_weights)
+        on_cpu = store.gate_up.data.device.type == "cpu"
+        module.routing.saw(top_k_index, top_k_weights, on_cpu=on_cpu)
     flat = hidden_states.reshape(-1, hidden_states.shape[-1])
     out = ops.experts(store, flat, top_k_index, top_k_weights, lora=module.lora)
     return out.view(hidden_states.shape)

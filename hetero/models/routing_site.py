@@ -29,6 +29,7 @@ class RoutingSite:
         recorded: [T, top_k] int64 expert ids of an earlier forward, -1 in rows that have none; or None.
         replay: select what was recorded, in the rows that have it.
         ids, weights: [T, top_k] of the last forward.
+        on_cpu: whether the CPU computed its experts.
         live: [T, top_k] ids that the router chose in the last forward, before any replay.
         margin: [T] by how much the last chosen expert's score exceeds that of the first one left out, in the
             router's own units; None where nothing is measured or all experts are chosen.
@@ -40,6 +41,7 @@ class RoutingSite:
         "margin",
         "measured",
         "num_experts",
+        "on_cpu",
         "recorded",
         "replay",
         "watched",
@@ -59,6 +61,7 @@ class RoutingSite:
         self.weights: Tensor | None = None
         self.live: Tensor | None = None
         self.margin: Tensor | None = None
+        self.on_cpu = True
 
     def select(self, scores: Tensor, top_k: int, topk: Callable[[Tensor, int], TopK]) -> TopK | None:
         """The recorded experts of scores [.., E] with their live scores, differentiable; None where nothing
@@ -78,12 +81,12 @@ class RoutingSite:
         ids = torch.where(recorded >= 0, recorded, self.live).view(live.shape)
         return TopK(scores.gather(-1, ids), ids)
 
-    def saw(self, ids: Tensor, weights: Tensor) -> None:
-        """ids, weights [T, top_k] are what the experts are about to compute with.
+    def saw(self, ids: Tensor, weights: Tensor, *, on_cpu: bool = True) -> None:
+        """ids, weights [T, top_k] are what the experts are about to compute with, and where.
 
         Raises ModelError when a selection was to be replayed and was not.
         """
-        self.ids, self.weights = ids.detach(), weights.detach()
+        self.ids, self.weights, self.on_cpu = ids.detach(), weights.detach(), on_cpu
         if not self.replay or self.recorded is None:
             self.live = self.ids
         elif self.live is None or not bool(((self.recorded < 0) | (self.recorded == ids)).all()):

@@ -53,6 +53,7 @@ def step_record(
         "perf/prefill_tok_s": _rate(engine.prefill_tokens, engine.prefill_seconds),
         "perf/decode_tok_s": _rate(engine.decode_tokens, engine.decode_seconds + engine.sample_seconds),
         "perf/train_tok_s": _rate(trained.get("train/tokens", 0.0), seconds["time/train"]),
+        "perf/tokens_s": _rate(trained.get("train/tokens", 0.0), seconds.get("time/step", 0.0)),
         "kv/hit_rate": engine.cached_tokens / prompt_tokens if prompt_tokens else 0.0,
         "kv/preemptions": engine.num_preemptions,
         "off_policy/dropped": engine.num_dropped,

@@ -13,6 +13,7 @@ from typing import Any
 from hetero.data.order import EpochOrder
 from hetero.engine.engine import Engine
 from hetero.engine.params import SamplingParams
+from hetero.models.base_watch import BaseWatch
 from hetero.models.versions import keep_versions
 from hetero.recipe.recipe import Recipe
 from hetero.rl.environment import EnvironmentFactory, SingleTurn
@@ -57,6 +58,7 @@ class Parts:
 
     Attributes:
         cursor: after the last finished step.
+        base: of the weights that nobody writes to.
         versions: of the adapter, under which the coming steps are sampled, so far as that is decided.
         begun: the coming steps whose sampling has begun, in order, each with the state of the order of the
             tasks after its draws.
@@ -78,6 +80,7 @@ class Parts:
     train_sampling: SamplingParams
     eval_sampling: SamplingParams
     cursor: Cursor
+    base: BaseWatch
     versions: deque[int] = field(default_factory=deque)
     begun: deque[tuple[Rolling, dict[str, Any]]] = field(default_factory=deque)
     seconds_saving: float = 0.0
@@ -127,4 +130,5 @@ def prepared(recipe: Recipe, out: Path, *, resume: bool, watch: Watch) -> Iterat
             train_sampling=train_sampling(recipe, loaded),
             eval_sampling=eval_sampling(recipe, loaded),
             cursor=Cursor(order.state_dict(), []),
+            base=BaseWatch(loaded.model),
         )

@@ -63,9 +63,13 @@ class AdamW:
         self._exp_avg_sq = {name: torch.zeros_like(p, requires_grad=False) for name, p in self.params.items()}
 
     @torch.no_grad()
-    def step(self, lr: float, grad_scale: float = 1.0) -> None:
-        """One update with `grad_scale * param.grad`; a parameter without gradient counts as gradient zero."""
+    def step(self, lr: float, grad_scale: float = 1.0) -> float:
+        """One update with `grad_scale * param.grad`; a parameter without gradient counts as gradient zero.
+
+        Returns the Euclidean norm of the change of all parameters.
+        """
         self.updates += 1
+        squares: list[Tensor] = []
         for name, param in self.params.items():
             grad = param.grad if param.grad is not None else torch.zeros_like(param)
             p, g = param.view(-1), grad.view(-1)
@@ -73,12 +77,17 @@ class AdamW:
             scratch = torch.empty(2, min(_UPDATE_CHUNK, len(p)), device=p.device)
             for start in range(0, len(p), _UPDATE_CHUNK):
                 at = slice(start, min(start + _UPDATE_CHUNK, len(p)))
-                self._update(p[at], g[at], m[at], v[at], scratch[:, : at.stop - start], lr, grad_scale)
+                moved = self._update(
+                    p[at], g[at], m[at], v[at], scratch[:, : at.stop - start], lr, grad_scale
+                )
+                squares += [piece.sum(dtype=torch.float64).cpu() for piece in moved.split(_NORM_CHUNK)]
+        return math.sqrt(math.fsum(torch.stack(squares).tolist())) if squares else 0.0
 
     def _update(
         self, p: Tensor, g: Tensor, m: Tensor, v: Tensor, scratch: Tensor, lr: float, grad_scale: float
-    ) -> None:
-        """Master, gradient, moments: flat fp32 [n]; scratch [2, n]."""
+    ) -> Tensor:
+        """Master, gradient, moments: flat fp32 [n]; scratch [2, n]. Returns the squares of the change, [n] in
+        scratch."""
         beta1, beta2 = self.betas
         a, b = scratch[0], scratch[1]
         torch.mul(g, grad_scale, out=a)
@@ -91,9 +100,11 @@ class AdamW:
         a.sqrt_().add_(self.eps)
         torch.mul(m, lr / (1.0 - beta1**self.updates), out=b)
         b.div_(a)
+        a.copy_(p)
         if self.weight_decay:
             p.mul_(1.0 - lr * self.weight_decay)
         p.sub_(b)
+        return a.sub_(p).square_()
 
     def state_dict(self) -> dict[str, Tensor]:
         """Both moments by parameter name. Live tensors: copy them to keep them over a step."""

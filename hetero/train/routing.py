@@ -49,7 +49,7 @@ class RoutingLog:
 
     def __init__(self) -> None:
         self._loads: list[Tensor] = []  # per layer: rows of each expert [E]
-        self._num_rows = 0
+        self._num_rows = self._num_on_cpu = 0
         self._margins: list[Tensor] = []
         self._confidence = 0.0
         self._num_flips = self._num_routes = self._num_flipped_rows = self._num_known_rows = 0
@@ -65,6 +65,7 @@ class RoutingLog:
             assert site.ids is not None
             assert site.weights is not None
             assert site.live is not None
+            self._num_on_cpu += site.on_cpu * site.ids.shape[0]
             load += torch.bincount(site.ids.reshape(-1).cpu(), minlength=site.num_experts)
             weights = site.weights.float().abs()
             total = weights.sum(-1).clamp(min=torch.finfo(torch.float32).tiny)
@@ -90,7 +91,8 @@ class RoutingLog:
 
         load_max_over_mean: rows of the busiest expert over the mean, mean over layers. load_entropy: entropy
         of the load over that of an even one, mean over layers. experts_touched: share of the experts that
-        computed a row. routing_confidence: share of a row's expert weight that its first expert has, mean
+        computed a row. cpu_expert_frac: share of the (row, layer) pairs whose experts the CPU computed: as
+        yet all of them. routing_confidence: share of a row's expert weight that its first expert has, mean
         over rows and layers. route_flip_rate: share of the recorded (row, layer) pairs for which the router
         would now choose other experts; tokens_with_any_flip: share of the rows in which some layer would.
         replayed_tokens: recorded rows. topk_margin_p01: first percentile, over rows and layers, of how much
@@ -105,6 +107,7 @@ class RoutingLog:
             "moe/load_max_over_mean": _mean(float(load.max()) * len(load) for load in loads),
             "moe/load_entropy": _mean(_entropy(load) for load in loads),
             "moe/experts_touched": _mean(float((load > 0).double().mean()) for load in loads),
+            "moe/cpu_expert_frac": self._num_on_cpu / (self._num_rows * len(loads)),
             "moe/routing_confidence": self._confidence / (self._num_rows * len(loads)),
             "moe/route_flip_rate": self._num_flips / max(self._num_routes, 1),
             "moe/tokens_with_any_flip": self._num_flipped_rows / known,

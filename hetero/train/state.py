@@ -26,13 +26,14 @@ VERSION = "version-"
 @dataclass
 class TrainerState:
     """Counters. step: optim_step calls, which the learning rate follows; the steps among them without an
-    update.
+    update; num_tokens: of all samples trained so far, prompts included.
     """
 
     step: int = 0
     empty_steps: int = 0
     nonfinite_steps: int = 0
     nonfinite_in_a_row: int = 0
+    num_tokens: int = 0
 
 
 def save_state(directory: str | Path, model: PreTrainedModel, optimizer: AdamW, state: TrainerState) -> Path:

@@ -14,18 +14,19 @@ from transformers import PreTrainedModel
 from hetero.errors import ArgumentError, ModelError, TrainingError
 from hetero.models.checkpointing import set_checkpointing
 from hetero.models.lora import adapter_version, bump_adapter_version, lora_parameters
+from hetero.models.lora_norms import adapter_norms
 from hetero.models.versions import retain_version
 from hetero.train.batch import MicroBatch, TrainSample, pack
 from hetero.train.columns import SampleColumns, require_logprobs, version_lag
 from hetero.train.correction import Correction, correction_metrics
 from hetero.train.losses import NO_CORRECTION, Aggregate, LossConfig
 from hetero.train.metrics import TokenLog, loss_metrics, mismatch_of, off_policy_of
-from hetero.train.microstep import backward, measure, reference_logprobs
+from hetero.train.microstep import backward, measure
 from hetero.train.older import compare_older
 from hetero.train.optimizer import AdamW, gradient_norm
-from hetero.train.policy import token_logprobs
 from hetero.train.routing import RoutingLog, check_replay, lora_grad_experts, with_replay
 from hetero.train.schedule import Schedule
+from hetero.train.scoring import score
 from hetero.train.selection import select
 from hetero.train.state import TrainerState, load_state, save_state
 
@@ -116,7 +117,7 @@ class Trainer:
             param.grad = torch.zeros_like(param)
         self.state = TrainerState()
         self._denominator = 0.0
-        self._num_calls = 0
+        self._num_calls = self._num_tokens = 0
 
     def forward_backward(self, samples: Sequence[TrainSample]) -> dict[str, float]:
         """Add the gradient of the loss of `samples`; returns metrics of these samples.
@@ -143,6 +144,7 @@ class Trainer:
         self._denominator += chosen.denominator
         self._num_calls += 1
         trained = batches if chosen.samples else []
+        self._num_tokens += sum(batch.num_tokens for batch in trained)
         counters = {
             "train/tokens": float(sum(batch.num_tokens for batch in trained)),
             "train/rows": float(sum(batch.num_rows for batch in trained)),
@@ -170,6 +172,9 @@ class Trainer:
     def optim_step(self) -> dict[str, float]:
         """Clip and apply the accumulated gradient; the adapter's version rises when the masters changed.
 
+        num_tokens counts the tokens of all trained samples so far, lora/update_ratio is the norm of this
+        update over lora/ab_norm; see `adapter_norms`, `lora_grad_experts`.
+
         Nothing to apply (no group entered) or a gradient that is not finite leaves masters, moments and
         version alone and is counted. Raises TrainingError without forward_backward before it, or after
         MAX_NONFINITE_STEPS non-finite gradients in a row.
@@ -182,6 +187,8 @@ class Trainer:
         norm = gradient_norm(self.params) / self._denominator if self._denominator else 0.0
         touched = lora_grad_experts(self.params) if self._denominator else {}
         self.state.step += 1
+        self.state.num_tokens += self._num_tokens
+        moved = 0.0
         if not self._denominator:
             self.state.empty_steps += 1
         elif not math.isfinite(norm):
@@ -191,7 +198,7 @@ class Trainer:
             self.state.nonfinite_in_a_row = 0
             clip = min(1.0, self.max_grad_norm / (norm + 1e-6))
             retain_version(self.model)
-            self.optimizer.step(lr, clip / self._denominator)
+            moved = self.optimizer.step(lr, clip / self._denominator)
             bump_adapter_version(self.model)
         self.zero_grad()
         if self.state.nonfinite_in_a_row >= MAX_NONFINITE_STEPS:
@@ -199,7 +206,9 @@ class Trainer:
                 f"the gradient was not finite in {MAX_NONFINITE_STEPS} steps in a row; the adapter is as "
                 "before them. Lower lr or max_grad_norm, and look at the last completions for broken text."
             )
+        sizes = adapter_norms(self.model)
         return {
+            "num_tokens": float(self.state.num_tokens),
             "grad_norm": norm,
             "learning_rate": lr,
             "optim/updates": float(self.optimizer.updates),
@@ -207,6 +216,8 @@ class Trainer:
             "optim/nonfinite_steps": float(self.state.nonfinite_steps),
             "weights/adapter_version": float(adapter_version(self.model)),
             **touched,
+            **sizes,
+            "lora/update_ratio": moved / sizes["lora/ab_norm"] if moved else 0.0,
         }
 
     def zero_grad(self) -> None:
@@ -215,27 +226,23 @@ class Trainer:
             if param.grad is not None:
                 param.grad.zero_()
         self._denominator = 0.0
-        self._num_calls = 0
+        self._num_calls = self._num_tokens = 0
 
     def gradients(self) -> dict[str, Tensor]:
         """Copies of the accumulated gradients, divided by the denominator: those of the loss as reported."""
         scale = 1.0 / self._denominator if self._denominator else 0.0
         return {name: param.grad * scale for name, param in self.params.items() if param.grad is not None}
 
-    @torch.no_grad()
     def score(self, samples: Sequence[TrainSample], *, reference: bool = False) -> list[list[float]]:
         """Log-probability of every completion token, masked or not; `reference`: under the base model."""
-        scores = [[math.nan] * len(sample.completion_ids) for sample in samples]
-        for batch in pack(samples, self.micro_batch_tokens, context=self.context, every_token=True):
-            if reference:
-                logprobs = reference_logprobs(self.model, batch, self.temperature)
-            else:
-                logprobs, _ = token_logprobs(self.model, batch, self.temperature)
-            for sample, offset, value in zip(
-                batch.samples.tolist(), batch.offsets.tolist(), logprobs.tolist(), strict=True
-            ):
-                scores[sample][offset] = value
-        return scores
+        return score(
+            self.model,
+            samples,
+            max_rows=self.micro_batch_tokens,
+            context=self.context,
+            temperature=self.temperature,
+            reference=reference,
+        )
 
     def save(self, directory: str | Path) -> Path:
         """Write all that resuming needs: masters, moments, counters, random streams, and the older versions

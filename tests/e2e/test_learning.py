@@ -16,7 +16,10 @@ from hetero.run import parts as run_parts
 METRICS = """
 step reward reward_std frac_reward_zero_std rewards/even/mean loss grad_norm learning_rate entropy approx_kl
 completions/mean_length completions/min_length completions/max_length completions/clipped_ratio stop/length
-clip_ratio/low_mean clip_ratio/high_mean clip_ratio/region_mean weights/adapter_version
+clip_ratio/low_mean clip_ratio/high_mean clip_ratio/region_mean weights/adapter_version weights/base_hash_ok
+num_tokens lora/delta_norm lora/ab_norm lora/update_ratio moe/cpu_expert_frac
+mismatch/masked_token_frac mismatch/masked_seq_frac mismatch/masked_by_length mismatch/correction_mean
+perf/tokens_s perf/peak_ram_gb time/idle_cpu_frac
 mismatch/logp_abs_max mismatch/logp_abs_mean mismatch/logp_abs_p99 mismatch/kl_k1 mismatch/kl_k3 mismatch/ess
 mismatch/bitwise_equal_frac mismatch/is_mean mismatch/tokens
 off_policy/version_lag_mean off_policy/version_lag_max off_policy/ratio_mean off_policy/ratio_max

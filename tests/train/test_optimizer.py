@@ -71,6 +71,20 @@ def test_bits_do_not_depend_on_threads() -> None:
             assert torch.equal(p, results[0][0][name]), name
 
 
+def test_the_norm_of_the_change_is_returned() -> None:
+    norms = []
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        params = make()
+        before = {name: p.detach().double().clone() for name, p in params.items()}
+        give_gradients(params, 0)
+        norms.append(AdamW(params, weight_decay=0.1).step(1e-2, 0.3))
+        moved = sum(float((p.detach().double() - before[n]).square().sum()) for n, p in params.items())
+        assert norms[-1] == pytest.approx(math.sqrt(moved), rel=1e-5)
+    assert norms[0] == norms[1]
+    assert AdamW({}).step(1e-2) == 0.0
+
+
 def test_resuming_gives_the_same_bits() -> None:
     straight = make()
     run(straight, AdamW(straight), range(6))
