@@ -41,7 +41,10 @@ def _all(run: Run) -> Iterator[str]:
     if any(value for one in change for _, value in one.points):  # all 0 as long as a batch is used once
         yield line_chart("Policy change", change, low=0.0)
     yield _staleness(run)
+    yield _masked(run)
     yield _experts(run)
+    sizes = [Series("of B A, what is added to the base", run.series("lora/delta_norm"))]
+    yield line_chart("Size of the adapter", sizes, low=0.0, note="Frobenius norm. It moves at every update.")
     yield line_chart("KL to the base model", [Series("k3 per token", run.series("kl"), noisy=True)], low=0.0)
     rates = run.series("learning_rate")
     if len({rate for _, rate in rates}) > 1:
@@ -138,6 +141,19 @@ def _staleness(run: Run) -> str:
         "probabilities now and then; the effective sample size is 1 when all ratios are."
     )
     return line_chart("Distance from the sampling policy", lines, low=0.0, note=note)
+
+
+def _masked(run: Run) -> str:
+    tokens = run.series("mismatch/masked_token_frac")
+    if not any(value for _, value in tokens):
+        return ""
+    lines = [
+        Series("tokens", tokens),
+        Series("whole answers", run.series("mismatch/masked_seq_frac")),
+        Series("longer half against all", run.series("mismatch/masked_by_length")),
+    ]
+    note = "Share that the correction took out of the loss. Last line over 1: long answers suffer more."
+    return line_chart("Masked by the correction", lines, low=0.0, note=note)
 
 
 def _experts(run: Run) -> str:

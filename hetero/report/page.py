@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hetero.report.charts import sparkline
 from hetero.report.curves import curves
+from hetero.report.levels import levels_section
 from hetero.report.markup import element, text
 from hetero.report.numbers import duration, fixed, short, time_parts, visible
 from hetero.report.run_files import Run, points, read_run
@@ -44,6 +45,7 @@ def render(run: Run) -> str:
             _tiles(run),
             _notices(run),
             charts,
+            levels_section(run),
             completions_section(run),
             _recipe(run),
             _footer(run),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hetero.errors import CheckpointError
+from hetero.report.levels import worst
 from hetero.report.page import write_report
 from hetero.report.run_files import read_run
 
@@ -172,6 +173,47 @@ def test_staleness_and_experts_are_drawn_where_there_are_any(tmp_path):
     off = {**experts, **ratios, "off_policy/version_lag_max": 1.0, "moe/route_flip_rate": 0.02}
     page = report(write(tmp_path / "off", metrics=[metrics(step, **off) for step in (1, 2)]))
     assert set(titles) <= charts(page).keys()
+
+
+def test_what_is_doubtful_or_bad_is_coloured(tmp_path):
+    fine = {"mismatch/kl_k3": 0.0, "mismatch/ess": 1.0, "mismatch/is_mean": 1.0, "weights/base_hash_ok": 1.0}
+    page = report(write(tmp_path / "fine", metrics=[metrics(1, **fine)]))
+    assert [a["class"] for a in page.all("b") if a.get("class") in ("good", "warn", "bad")].count("bad") == 0
+
+    def levels(name: str, exact: bool = True, **values: list[float]) -> dict[str, str]:
+        start = {} if exact else {"mismatch/logp_abs_max": 0.1}
+        records = [
+            metrics(step, **start, **{key: column[step - 1] for key, column in values.items()})
+            for step in range(1, 1 + len(next(iter(values.values()))))
+        ]
+        return {
+            w.metric: level for w, _, _, level in worst(read_run(write(tmp_path / name, metrics=records)))
+        }
+
+    assert levels("kl", **{"mismatch/kl_k3": [0.0, 1e-9, 0.0]}) == {"mismatch/kl_k3": "bad"}
+    assert levels("kl2", False, **{"mismatch/kl_k3": [0.0, 9e-4]}) == {"mismatch/kl_k3": "good"}
+    assert levels("kl3", False, **{"mismatch/kl_k3": [2e-3, 9e-4]}) == {"mismatch/kl_k3": "warn"}
+    assert levels("kl4", **{"off_policy/kl_k3": [2e-3, 2e-2]}) == {"off_policy/kl_k3": "bad"}
+    assert levels("ess", **{"mismatch/ess": [1.0, 0.4, 0.9]}) == {"mismatch/ess": "warn"}
+    assert levels("ess2", **{"off_policy/ess": [0.29]}) == {"off_policy/ess": "bad"}
+    assert levels("mean", **{"mismatch/is_mean": [1.0, 0.49]}) == {"mismatch/is_mean": "bad"}
+    assert levels("mean2", **{"mismatch/is_mean": [1.9, 0.6]}) == {"mismatch/is_mean": "good"}
+    error = "mismatch/token_mult_prob_error"
+    assert levels("error", **{error: [1.0, 1.021]}) == {error: "bad"}
+    assert levels("base", **{"weights/base_hash_ok": [1, 0, 0]}) == {"weights/base_hash_ok": "bad"}
+    page = report(tmp_path / "base")
+    assert [a for a in page.all("b") if a.get("class") == "bad"]
+    assert "weights/base_hash_ok" in page.words
+
+
+def test_what_a_correction_masks_is_drawn_where_it_masks(tmp_path):
+    none = metrics(1, **{"mismatch/masked_token_frac": 0.0})
+    some = metrics(2, **{"mismatch/masked_token_frac": 0.1, "lora/delta_norm": 2.0})
+    title = "Masked by the correction"
+    assert title not in charts(report(write(tmp_path / "none", metrics=[none])))
+    assert {title, "Size of the adapter"} <= charts(
+        report(write(tmp_path / "some", metrics=[none, some]))
+    ).keys()
 
 
 def test_the_page_needs_nothing_from_outside(tmp_path):
