@@ -23,6 +23,7 @@ from hetero.errors import CapacityError, DataError
 from hetero.kernels.batch import AttentionBatch
 from hetero.models.forward import ForwardBatch
 from hetero.train.prefix_tree import Ints, PrefixTree
+from hetero.train.row_keys import RowKeys
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class MicroBatch:
     samples [N]: index of each token's sample in the list given to `pack`; offsets [N]: its place in there.
     num_tokens: tokens of the samples, prompts and completions, without sharing; num_rows: T, with sharing.
     routes [T, layers, top_k] int16: recorded experts of the rows, -1 where there are none; None when no
-        sample has any. Rows that samples share have those of the first.
+        sample has any. Samples share a row only where they have the same record, or none.
     """
 
     forward: ForwardBatch
@@ -108,11 +109,11 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class _Row:
-    """A sample on its way into a tree: `inputs` need rows, `offsets` are its targets, `routes` belong to the
-    rows of the `routed` ones."""
+    """A sample on its way into a tree: `keys` need rows, `offsets` are its targets, `routes` belong to the
+    rows `routed`."""
 
     index: int
-    inputs: Ints
+    keys: Ints
     completion: Ints
     prompt_len: int
     offsets: Ints
@@ -134,22 +135,24 @@ def pack(
         first_of_group.setdefault(sample.group, len(first_of_group))
     order = sorted(range(len(samples)), key=lambda i: (first_of_group[samples[i].group], i))
     batches: list[MicroBatch] = []
-    tree, rows = PrefixTree(), list[_Row]()
+    tree, rows, keys = PrefixTree(), list[_Row](), RowKeys()
     for index in order:
-        row = _prepare(index, samples[index], context, every_token)
+        row = _prepare(index, samples[index], context, every_token, keys)
         if row is None:
             continue
-        if rows and tree.num_rows + len(row.inputs) - tree.shared(row.inputs) > max_rows:
-            batches.append(_finish(tree, rows))
+        if rows and tree.num_rows + len(row.keys) - tree.shared(row.keys) > max_rows:
+            batches.append(_finish(tree, rows, keys))
             tree, rows = PrefixTree(), []
-        tree.insert(row.inputs)
+        tree.insert(row.keys)
         rows.append(row)
     if rows:
-        batches.append(_finish(tree, rows))
+        batches.append(_finish(tree, rows, keys))
     return batches
 
 
-def _prepare(index: int, sample: TrainSample, context: float, every_token: bool) -> _Row | None:
+def _prepare(
+    index: int, sample: TrainSample, context: float, every_token: bool, keys: RowKeys
+) -> _Row | None:
     """The rows sample number `index` needs, or None when it has no target."""
     length = len(sample.prompt_ids) + len(sample.completion_ids)
     if length > context:
@@ -165,13 +168,14 @@ def _prepare(index: int, sample: TrainSample, context: float, every_token: bool)
     completion = np.asarray(sample.completion_ids, np.int64)
     prompt = np.asarray(sample.prompt_ids, np.int64)
     inputs = np.concatenate([prompt, completion[: offsets[-1]]])
-    routed = np.flatnonzero(sample.trained)
-    return _Row(index, inputs, completion, len(prompt), offsets, routed, sample.routes)
+    routed = len(prompt) - 1 + np.flatnonzero(sample.trained)
+    own = keys.of(inputs, routed, sample.routes)
+    return _Row(index, own, completion, len(prompt), offsets, routed, sample.routes)
 
 
-def _finish(tree: PrefixTree, rows: list[_Row]) -> MicroBatch:
+def _finish(tree: PrefixTree, rows: list[_Row], keys: RowKeys) -> MicroBatch:
     layout = tree.layout()
-    target_rows = np.concatenate([tree.rows(row.inputs)[row.prompt_len - 1 + row.offsets] for row in rows])
+    target_rows = np.concatenate([tree.rows(row.keys)[row.prompt_len - 1 + row.offsets] for row in rows])
     targets = np.concatenate([row.completion[row.offsets] for row in rows])
     unique, pairs = np.unique(np.stack([target_rows, targets]), axis=1, return_inverse=True)
     attention = AttentionBatch(
@@ -182,7 +186,7 @@ def _finish(tree: PrefixTree, rows: list[_Row]) -> MicroBatch:
     )
     return MicroBatch(
         forward=ForwardBatch(
-            token_ids=torch.from_numpy(layout.token_ids),
+            token_ids=torch.from_numpy(keys.tokens(layout.token_ids)),
             positions=torch.from_numpy(layout.positions),
             attention=attention,
         ),
@@ -200,10 +204,10 @@ def _finish(tree: PrefixTree, rows: list[_Row]) -> MicroBatch:
 def _routes(tree: PrefixTree, rows: list[_Row]) -> Tensor | None:
     """What is known of each row's experts. A token's row is that of the token before it."""
     found: npt.NDArray[np.int16] | None = None
-    for row in reversed(rows):  # the first has the last word
+    for row in rows:
         if row.routes is None:
             continue
         if found is None:
             found = np.full((tree.num_rows, *row.routes.shape[1:]), -1, np.int16)
-        found[tree.rows(row.inputs)[row.prompt_len - 1 + row.routed]] = row.routes
+        found[tree.rows(row.keys)[row.routed]] = row.routes
     return None if found is None else torch.from_numpy(found)

@@ -79,13 +79,16 @@ def test_a_record_goes_to_the_row_that_a_token_was_drawn_from() -> None:
     two = sample([1, 2, 3], [4, 7, 8, 9], 20, [True, False, False, True])
     (batch,) = pack([one, two, TrainSample([1, 2], [11, 12])], 100)
     assert batch.routes is not None
-    found = {
-        tuple(batch.forward.token_ids[[row]].tolist()): route.flatten().tolist()
-        for row, route in enumerate(batch.routes)
-    }
-    known = {token: set(values) for (token,), values in found.items()}
-    # Token 4 comes from the row of token 3, which both share: the first sample's record stands.
-    assert known == {1: {-1}, 2: {-1}, 3: {10}, 4: {11}, 5: {12}, 7: {-1}, 8: {21}, 11: {-1}}
+    found = sorted(
+        (token, *set(route.flatten().tolist()))
+        for token, route in zip(batch.forward.token_ids.tolist(), batch.routes, strict=True)
+    )
+    # Token 4 comes from the row of token 3, for which the two have different records: they part there.
+    rows = [(1, -1), (2, -1), (3, 10), (3, 20), (4, 11), (4, -1), (5, 12), (7, -1), (8, 21), (11, -1)]
+    assert found == sorted(rows)
+    assert batch.num_rows == len(rows)
+    same = pack([one, replace(one, completion_ids=[4, 5, 9])], 100)[0]
+    assert same.num_rows == 5, "the same record: everything is shared"
     assert pack([TrainSample([1, 2], [11, 12])], 100)[0].routes is None
     with pytest.raises(DataError, match="routes has 3 tokens, but mask says that 2 were sampled"):
         replace(two, routes=one.routes)
@@ -127,6 +130,39 @@ def test_samples_of_another_version_are_replayed(
     name = next(iter(seen["off"]))
     assert torch.equal(seen["auto"][name], seen["on"][name])
     assert not torch.equal(seen["auto"][name], seen["off"][name])
+
+
+def test_samples_of_two_versions_in_one_pack_each_have_their_experts(
+    load_moe: Callable[..., PreTrainedModel],
+) -> None:
+    """Beside each other they get the bits that they have alone, though they begin alike."""
+    model = load_moe()
+    keep_versions(model, 2)
+    old = rollout(model)
+    update(model, 0.2)
+    new = rollout(model)
+    assert any(
+        a.routes is not None and b.routes is not None and (a.routes[0] != b.routes[0]).any()
+        for a, b in zip(old, new, strict=True)
+    ), "the case has no record that differs"
+    for replay in ("auto", "on"):
+        logs = []
+        for samples in (old, new, [*old, *new]):
+            log: list[torch.Tensor] = []
+            own = trainer(model, replay, micro_batch_tokens=4096)
+            run = own._run
+
+            def kept(*args: object, log: list[torch.Tensor] = log, run: object = run, **kw: object) -> object:
+                columns = run(*args, **kw)  # type: ignore[operator]
+                log.append(columns["logprobs"])
+                return columns
+
+            own._run = kept  # type: ignore[method-assign]
+            metrics = own.forward_backward(samples)
+            assert metrics["mismatch/logp_abs_max"] == 0.0
+            logs.append(torch.cat(log))
+        alone, together = torch.cat(logs[:2]).sort().values, logs[2].sort().values
+        assert torch.equal(alone, together)
 
 
 def test_which_samples_are_replayed(load_moe: Callable[..., PreTrainedModel]) -> None:
