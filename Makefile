@@ -6,7 +6,7 @@ OUT    ?= runs/quickstart
 # Versions this release was tested with; the package itself only states lower bounds.
 PINS   := -c constraints.txt
 
-.PHONY: quickstart test test-slow test-sandbox-user sanitize lint format install
+.PHONY: quickstart test test-slow test-sandbox-user sanitize trapped lint format install
 
 quickstart: $(VENV)
 	$(BIN)/pip install --quiet $(PINS) '.[gguf]'
@@ -27,19 +27,29 @@ test-sandbox-user: install
 
 # Memory errors, undefined behaviour and data races; takes half an hour. The pool runs by itself under
 # ThreadSanitizer; all kernels, formats and operations run random shapes under the other two.
-SANITIZED := cmake -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DPython_EXECUTABLE=$(abspath $(BIN))/python -S .
+CMAKE     := PATH=$(abspath $(BIN)):$$PATH cmake -G Ninja -DPython_EXECUTABLE=$(abspath $(BIN))/python -S .
+SANITIZED := $(CMAKE) -DCMAKE_BUILD_TYPE=RelWithDebInfo
 PRELOAD    = $(shell $(CXX) -print-file-name=libasan.so) $(shell $(CXX) -print-file-name=libubsan.so) \
              $(shell $(CXX) -print-file-name=libstdc++.so)
 
 sanitize: install
 	$(BIN)/pip install --quiet cmake ninja nanobind
-	PATH=$(abspath $(BIN)):$$PATH $(SANITIZED) -B build/sanitize/tsan -DHETERO_SANITIZE=thread
+	$(SANITIZED) -B build/sanitize/tsan -DHETERO_SANITIZE=thread
 	$(BIN)/ninja -C build/sanitize/tsan test_thread_pool
 	TSAN_OPTIONS=die_after_fork=0:halt_on_error=1 build/sanitize/tsan/test_thread_pool
-	PATH=$(abspath $(BIN)):$$PATH $(SANITIZED) -B build/sanitize/asan -DHETERO_SANITIZE=address,undefined
+	$(SANITIZED) -B build/sanitize/asan -DHETERO_SANITIZE=address,undefined
 	$(BIN)/ninja -C build/sanitize/asan _C
 	LD_PRELOAD="$(PRELOAD)" ASAN_OPTIONS=detect_leaks=0 HETERO_FUZZ_ROUNDS=8 $(BIN)/python \
-	  tests/cpp/sanitized.py build/sanitize/asan/_C.*.so -p no:cacheprovider -m "not slow" tests/kernels tests/experts
+	  tests/cpp/with_extension.py build/sanitize/asan/_C.*.so -m "not slow" tests/kernels tests/experts
+
+# The kernels for AMX and AVX512-BF16, instruction by instruction as they are compiled, on a processor that has
+# AVX-512 and neither of them; takes some minutes (tests/cpp/trapped.cc).
+trapped: install
+	$(BIN)/pip install --quiet cmake ninja nanobind
+	$(CMAKE) -B build/trapped -DHETERO_TRAPPED=ON
+	$(BIN)/ninja -C build/trapped _C
+	$(BIN)/python tests/cpp/with_extension.py build/trapped/_C.*.so -m "not slow" \
+	  -k "(amx or avx512bf16) and not emulated" tests/kernels tests/experts tests/parity/test_exact_property.py
 
 lint:
 	$(BIN)/ruff check .

@@ -1,6 +1,7 @@
-"""Run pytest on an extension that was built with sanitizers: sanitized.py EXTENSION [PYTEST ARGUMENTS].
+"""Run pytest on an extension that is not the installed one: with_extension.py EXTENSION [PYTEST ARGUMENTS].
 
-The sanitizers' libraries must be preloaded (see `make sanitize`): Python itself is built without them.
+For `make sanitize` and `make trapped`. Pytest's own fault handler stays out: it would take the signals of
+trapped instructions.
 """
 
 from __future__ import annotations
@@ -25,4 +26,4 @@ def load(extension: Path) -> None:
 
 if __name__ == "__main__":
     load(Path(sys.argv[1]).resolve())
-    sys.exit(pytest.main(sys.argv[2:]))
+    sys.exit(pytest.main(["-p", "no:faulthandler", "-p", "no:cacheprovider", *sys.argv[2:]]))
