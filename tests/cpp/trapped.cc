@@ -118,9 +118,15 @@ Tiles& tiles() {
   static Tiles all[kMostThreads];
   const pid_t self = static_cast<pid_t>(syscall(SYS_gettid));
   for (int slot = 0; slot < kMostThreads; ++slot) {
-    pid_t nobody = 0;
-    if (owners[slot] == self || owners[slot].compare_exchange_strong(nobody, self))
+    if (owners[slot] == self) return all[slot];
+  }
+  for (int slot = 0; slot < kMostThreads; ++slot) {
+    pid_t owner = owners[slot];
+    const bool ended = owner != 0 && syscall(SYS_tgkill, getpid(), owner, 0) != 0;
+    if ((owner == 0 || ended) && owners[slot].compare_exchange_strong(owner, self)) {
+      all[slot].configured = false;
       return all[slot];
+    }
   }
   abort();
 }
