@@ -76,7 +76,9 @@ def advance(parts: Parts, step: int) -> int:
     """One step: draw tasks, sample answers to each, score them, learn from the comparison, write it down."""
     clock, usage, before = Clock(), Usage(), parts.engine.stats.copy()
     if not parts.begun:
-        parts.engine.reset_cache()  # so that a step does not depend on what ran before it in this process
+        # So that kv/hit_rate does not tell whether an evaluation ran before in this process: a resumed run
+        # writes the same metrics. What the base model computed is nobody's business here, and stays.
+        parts.engine.reset_cache(base=False)
     rolled, cursor = roll_out(parts, step)
     clock.add("rollout", rolled.seconds_generate)
     clock.add("reward", rolled.seconds_reward)

@@ -13,7 +13,7 @@ from hetero.engine.generation import Generation
 from hetero.engine.model_runner import ModelRunner
 from hetero.engine.params import SamplingParams, parse_bytes
 from hetero.engine.requests import Requests
-from hetero.engine.runner import Runner
+from hetero.engine.runner import Runner, is_base
 from hetero.engine.sequence import Completion, Piece, Sequence
 from hetero.engine.session import Session
 from hetero.engine.sessions import SessionMethods
@@ -233,10 +233,11 @@ class Engine(SessionMethods):
             self._news.extend(stepper.abandon(f"the engine failed: {error!r}"))
             raise
 
-    def reset_cache(self) -> None:
-        """Forget every cached prefix in memory. Files in `kv_disk` stay: they say what they hold."""
+    def reset_cache(self, *, base: bool = True) -> None:
+        """Forget every cached prefix in memory; without `base` keep those of the model without its adapter.
+        Files in `kv_disk` stay: they say what they hold."""
         stepper = self._open()
-        stepper.retire(stepper.blocks.namespaces())
+        stepper.retire(n for n in stepper.blocks.namespaces() if base or not is_base(n))
 
     def close(self) -> None:
         """Give the KV memory back, once all blocks are on disk; the engine cannot be used any more."""

@@ -16,7 +16,7 @@ from hetero.models.kv import KVPool
 from hetero.models.lora import adapter_version
 from hetero.models.numerics import fingerprint
 from hetero.models.routing import Routes, routes_of, watched_routing
-from hetero.models.versions import adapters_by_rows, is_adapted, resident_keys, version_key
+from hetero.models.versions import adapters_by_rows, is_adapted, resident_keys, resident_versions, version_key
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -75,9 +75,13 @@ class ModelRunner:
         suffix = self._suffix()
         return adapters_by_rows(self._model, [(name.removesuffix(suffix), rows) for name, rows in runs])
 
-    def fingerprint(self) -> dict[str, str]:
+    def fingerprint(self, name: str | None = None) -> dict[str, str]:
         """See `hetero.models.numerics.fingerprint`."""
-        return fingerprint(self._model)
+        return fingerprint(self._model, None if name is None else name.removesuffix(self._suffix()))
+
+    def versions(self) -> list[int]:
+        """Numbers of the versions that are in memory, the current one last."""
+        return resident_versions(self._model)
 
     def adapter_version(self) -> int:
         """Version of the adapter, also while it is disabled."""

@@ -33,11 +33,11 @@ class Moving:
 
     def export(self, session: Session, path: Path) -> None:
         """Write a session at rest. See `Engine.export_session`."""
-        current = self._runner.namespace()
-        if session.namespace not in (None, current):
+        name = self._runner.namespace() if session.namespace is None else session.namespace
+        if name not in self._runner.resident():
             raise ModelError(
-                f"The session ran under {session.namespace}, the model computes {current} now. Export a "
-                "session before its adapter changes."
+                f"The session ran under {name}, which is not in memory any more. Export a session while its "
+                "adapter version is."
             )
         kept = self._resting.held(session)
         size = self._blocks.store.bytes_per_block
@@ -46,7 +46,7 @@ class Moving:
             assert kept is not None
             self._blocks.store.read_block(kept.blocks[i], block)
         description = Description(
-            fingerprint=self._runner.fingerprint(),
+            fingerprint=self._runner.fingerprint(name),
             token_ids=session.token_ids,
             logprobs=session.logprobs,
             stream=session.stream,
@@ -61,13 +61,13 @@ class Moving:
         """Read a session. See `Engine.import_session`."""
         with open(path, "rb") as file:
             description = read_description(file)
-            check_fingerprint(path, description.fingerprint, self._runner.fingerprint())
+            name, version = self._made_by(path, description)
             session = Session(description.token_ids, description.stream, description.seed)
             session.logprobs = list(description.logprobs)
+            if description.crcs or any(value is not None for value in session.logprobs):
+                session.namespace, session.adapter_version = name, version
             if not description.crcs:
                 return session
-            session.namespace = self._runner.namespace()
-            session.adapter_version = self._runner.adapter_version()
             data: npt.NDArray[np.uint8] = np.empty(description.bytes_per_block, np.uint8)
             blocks: list[int] = []
             for crc in description.crcs:
@@ -80,6 +80,17 @@ class Moving:
                 blocks.append(block)
         self._rest(session, blocks, min(description.num_computed, len(blocks) * KV_BLOCK))
         return session
+
+    def _made_by(self, path: Path, description: Description) -> tuple[str, int]:
+        """Namespace and version of the weights that made a session. Raises ModelError without them."""
+        runner = self._runner
+        current = runner.namespace(), runner.adapter_version()
+        kept = [(runner.namespace(number), number) for number in reversed(runner.versions())]
+        for name, version in (current, *kept):
+            if runner.fingerprint(name) == description.fingerprint:
+                return name, version
+        check_fingerprint(path, description.fingerprint, runner.fingerprint())
+        raise AssertionError("a fingerprint that equals none differs from that of now")
 
     def _rest(self, session: Session, blocks: list[int], num_computed: int) -> None:
         """Make full blocks findable and hold all of them for the session."""

@@ -52,8 +52,13 @@ class Runner(Protocol):
         """Names of all weights that `forward` and `logits` can compute with now."""
         ...
 
-    def fingerprint(self) -> dict[str, str]:
-        """All that keys and values depend on, by name, as in every other process. May take seconds at first.
+    def versions(self) -> Sequence[int]:
+        """Numbers of the adapter versions that are in memory, the current one last."""
+        ...
+
+    def fingerprint(self, name: str | None = None) -> dict[str, str]:
+        """All that keys and values in a resident namespace depend on (by default that of now), the same in
+        every other process. May take seconds at first.
 
         Needed by caches on disk and by sessions that move only."""
         ...
@@ -75,3 +80,8 @@ class Runner(Protocol):
     def logits(self, hidden: torch.Tensor, runs: Runs) -> torch.Tensor:
         """[N, H] -> fp32 [N, V]."""
         ...
+
+
+def is_base(name: str) -> bool:
+    """Whether a namespace is that of the model without its adapter."""
+    return name.split(":")[0] == "base"

@@ -17,12 +17,24 @@ class SessionMethods:
 
     _seed: int
 
-    def session(self, prompt: Seq[int], *, stream: tuple[int, int] = (0, 0)) -> Session:
+    def session(
+        self, prompt: Seq[int], *, stream: tuple[int, int] = (0, 0), version: int | None = None
+    ) -> Session:
         """Begin a conversation with token ids; nothing is computed yet.
 
         `generate([session])` adds the completion to it, `session.extend(ids)` what others say.
+
+        Args:
+            version: of the adapter that it is bound to, one that is in memory; by default the one with which
+                it first runs.
+
+        Raises:
+            ModelError: the version is not in memory.
         """
-        return Session(prompt, stream, self._seed)
+        session = Session(prompt, stream, self._seed)
+        if version is not None:
+            session.namespace, session.adapter_version = self._open().runner.namespace(version), version
+        return session
 
     def fork(self, session: Session, n: int, *, samples: Seq[int] | None = None) -> list[Session]:
         """n more sessions that continue from where `session` is now, also while it is being generated.
@@ -47,7 +59,7 @@ class SessionMethods:
         """Write a session, tokens and keys and values, to the file `path` for `import_session` anywhere.
 
         Raises:
-            ModelError: it ran under an adapter version that is not the current one.
+            ModelError: it ran under an adapter version that is not in memory any more.
             OSError: the file cannot be written; one that was there is still there.
         """
         path = Path(path)
@@ -65,7 +77,8 @@ class SessionMethods:
         kv_memory has no room for, are computed again (`stats.disk_refused` counts the former).
 
         Raises:
-            ModelError: it was made by other weights, another adapter or another build; says what differs.
+            ModelError: it was made by other weights, by an adapter of which no version in memory is equal, or
+                by another build; says what differs from now.
             CheckpointError: the file is no session, or torn.
         """
         return self._moving().load(Path(path))

@@ -75,11 +75,7 @@ class Stepper:
 
     def _root(self, name: str) -> bytes | None:
         """Of a namespace whose blocks other processes may have made."""
-        if not self.tiers.on_disk:
-            return None
-        if name != self.runner.namespace():
-            return None  # an older version: of use to this process only
-        return root_of(self.runner.fingerprint())
+        return root_of(self.runner.fingerprint(name)) if self.tiers.on_disk else None
 
     def add(self, sequences: list[Sequence]) -> None:
         """Queue sequences."""

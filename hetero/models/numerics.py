@@ -14,24 +14,30 @@ import transformers
 from hetero.kernels import cpu
 from hetero.kernels.batch import KV_BLOCK
 from hetero.models.hashing import base_hash, base_tensors
-from hetero.models.lora import lora_active, lora_factors, lora_parameters
+from hetero.models.versions import BASE, computed_factors, version_key
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def fingerprint(model: PreTrainedModel) -> dict[str, str]:
+def fingerprint(model: PreTrainedModel, key: str | None = None) -> dict[str, str]:
     """Everything that keys, values and logits depend on, by name: the same in every process.
 
     Models with equal fingerprints compute equal bits from equal tokens. `weights` and `adapter` are digests
-    ("" while no adapter is active); reading all weights takes some seconds per GiB and thread, once for a
-    model.
+    ("" without an adapter); reading all weights takes some seconds per GiB and thread, once for a model.
+
+    Args:
+        key: of a resident version of the adapter, see `version_key`; by default of what the model computes
+            now.
+
+    Raises ModelError for a version that is not resident.
     """
+    key = version_key(model) if key is None else key
     placement: Any = model.hetero
     device = model.device
     return {
         "weights": _weights(model),
-        "adapter": adapter_hash(model) if lora_active(model) else "",
+        "adapter": "" if key == BASE else adapter_hash(model, key),
         "config": _config(model.config),
         "class": type(model).__name__,
         "dtype": str(model.dtype),
@@ -46,14 +52,15 @@ def fingerprint(model: PreTrainedModel) -> dict[str, str]:
     }
 
 
-def adapter_hash(model: PreTrainedModel) -> str:
-    """Hex digest over the names, values and scales of the adapter's masters."""
+def adapter_hash(model: PreTrainedModel, key: str) -> str:
+    """Hex digest over the names, scales and values of a resident version, as they are computed with."""
     total = hashlib.sha256()
-    for name, factors in lora_factors(model).items():
-        total.update(f"{name} {factors.scale!r} ".encode())
-    for name, master in lora_parameters(model).items():
-        total.update(f"{name} {tuple(master.shape)} ".encode())
-        total.update(master.detach().cpu().contiguous().numpy())  # type: ignore[arg-type]
+    for name, (scale, factors) in computed_factors(model, key).items():
+        total.update(f"{name} {scale!r} ".encode())
+        for part, factor in factors.items():
+            total.update(f"{part} {factor.dtype} {tuple(factor.shape)} ".encode())
+            data = factor.cpu().contiguous().view(-1).view(torch.uint8)
+            total.update(data.numpy())  # type: ignore[arg-type]
     return total.hexdigest()
 
 

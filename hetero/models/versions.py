@@ -94,6 +94,21 @@ def is_adapted(model: nn.Module, module: nn.Module) -> bool:
     return any(adapted is module for adapted in adapter_of(model).modules.values())
 
 
+def computed_factors(model: nn.Module, key: str) -> dict[str, tuple[float, dict[str, Tensor]]]:
+    """Module -> scale and factors of a resident version, rounded to what is computed with; {} for the base.
+
+    A version that was current keeps these values when it has been left behind, or comes from a checkpoint.
+    """
+    adapter = adapter_of(model)
+    return {
+        name: (
+            factors.scale,
+            {p: t.detach().to(_dtype(adapter.modules[name])) for p, t in _parts(factors).items()},
+        )
+        for name, factors in _factors(adapter, key).items()
+    }
+
+
 @contextmanager
 def adapter_at(model: nn.Module, number: int) -> Iterator[None]:
     """Within this context the model computes with a resident version, bit for bit as when it was current.
@@ -178,7 +193,12 @@ def _frozen(module: Adaptable, factors: Factors) -> Factors:
         assert isinstance(module, HeteroExperts), module
         assert module.store is not None, module
         return factors.frozen(module.store.packed)
-    return factors.frozen(module.weight.dtype if isinstance(module, LoraLinear) else torch.bfloat16)
+    return factors.frozen(_dtype(module))
+
+
+def _dtype(module: Adaptable) -> torch.dtype:
+    """What the factors on `module` are computed with."""
+    return module.weight.dtype if isinstance(module, LoraLinear) else torch.bfloat16
 
 
 def _parts(factors: Factors) -> dict[str, Tensor]:

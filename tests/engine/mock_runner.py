@@ -86,8 +86,13 @@ class MockRunner:
     def resident(self) -> set[str]:
         return {"base", *(f"policy:{version}" for version in (*self.kept, self.version))}
 
-    def fingerprint(self) -> dict[str, str]:
-        return {"weights": self.weights, "adapter": "" if self.base else str(self.version)}
+    def fingerprint(self, name: str | None = None) -> dict[str, str]:
+        name = self.namespace() if name is None else name
+        assert name in self.resident()
+        return {"weights": self.weights, "adapter": "" if name == "base" else name.removeprefix("policy:")}
+
+    def versions(self) -> list[int]:
+        return [*self.kept, self.version]
 
     def adapter_version(self) -> int:
         return self.version

@@ -126,14 +126,14 @@ def test_a_group_computes_its_prompt_once(max_num_seqs: int, prefill_chunk: int)
     runner = MockRunner(64)
     engine = Engine(runner, max_num_seqs=max_num_seqs, prefill_chunk=prefill_chunk)
     params = SamplingParams(max_tokens=8)
-    done = engine.generate([tokens(500)] * 16, params, streams=[(0, i) for i in range(16)])
-    assert engine.stats.prefill_tokens == 500
-    assert engine.stats.cached_tokens == 15 * 500
+    done = engine.generate([tokens(512)] * 16, params, streams=[(0, i) for i in range(16)])
+    assert engine.stats.prefill_tokens == 512
+    assert engine.stats.cached_tokens == 15 * 512
     assert engine.stats.decode_tokens == 16 * 7
     assert engine.stats.sampled_tokens == 16 * 8
-    assert [c.num_cached_tokens for c in done] == [0] + [500] * 15
+    assert [c.num_cached_tokens for c in done] == [0] + [512] * 15
     assert len({tuple(c.token_ids) for c in done}) == 16
-    assert sum(runner.num_tokens) == 500 + 16 * 7
+    assert sum(runner.num_tokens) == 512 + 16 * 7
 
 
 @pytest.mark.parametrize("num_tokens", [500, 512])
@@ -209,6 +209,21 @@ def test_an_update_of_the_adapter_empties_the_policy_cache_and_not_the_base_cach
     assert engine._stepper.blocks.namespaces() == ["base", "policy:1"]
     engine.reset_cache()
     assert cached() == 0
+
+
+def test_a_reset_may_spare_the_base_model() -> None:
+    runner = MockRunner(64)
+    engine = Engine(runner)
+
+    def cached(base: bool) -> int:
+        runner.base = base
+        return engine.generate([tokens(40)], SamplingParams(max_tokens=2))[0].num_cached_tokens
+
+    assert [cached(True), cached(False)] == [0, 0]
+    engine.reset_cache(base=False)
+    assert [cached(True), cached(False)] == [KV_BLOCK, 0]
+    engine.reset_cache()
+    assert [cached(True), cached(False)] == [0, 0]
 
 
 def test_sampling_the_same_stream_again_gives_the_same_and_another_seed_another() -> None:

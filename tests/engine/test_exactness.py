@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -238,12 +240,24 @@ def test_after_an_update_no_tier_serves_the_old_adapter(
     assert new != policy
 
 
-@pytest.mark.parametrize("num_tokens", [500, 480])
-def test_a_group_of_16_takes_one_prompt_and_16_tails(model: PreTrainedModel, num_tokens: int) -> None:
+@pytest.fixture(scope="module")
+def long_model(
+    checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> PreTrainedModel:
+    """With room for prompts of 512 tokens."""
+    directory = shutil.copytree(checkpoint("mixtral"), tmp_path_factory.mktemp("long") / "mixtral")
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 640}))
+    return load(directory)
+
+
+@pytest.mark.parametrize("num_tokens", [512, 500])
+def test_a_group_of_16_takes_one_prompt_and_16_tails(long_model: PreTrainedModel, num_tokens: int) -> None:
     """Computed once, and in a pool that has no block to spare."""
     prompt = torch.randint(3, 128, (num_tokens,), generator=torch.Generator().manual_seed(3)).tolist()
     params = SamplingParams(max_tokens=10, ignore_eos=True)
-    with Engine(model, kv_memory=(num_tokens // KV_BLOCK + 16) * KVPool.block_bytes(model)) as engine:
+    model, num_blocks = long_model, num_tokens // KV_BLOCK + 16
+    with Engine(model, kv_memory=num_blocks * KVPool.block_bytes(model)) as engine:
         done = engine.generate([prompt] * 16, params)
         assert engine.stats.prefill_tokens == num_tokens
         assert engine.stats.decode_tokens == 16 * 9

@@ -176,6 +176,24 @@ def test_a_session_stays_with_the_weights_with_which_it_began() -> None:
     )
 
 
+def test_a_session_may_begin_under_an_older_version() -> None:
+    runner = MockRunner(64)
+    engine = Engine(runner)
+    runner.kept, runner.version = [0], 1
+    old, new = engine.session(tokens(40), version=0), engine.session(tokens(40))
+    done = engine.generate([old, new], up_to(9))
+    assert [c.adapter_version for c in done] == [0, 1]
+    for version, completion in enumerate(done):
+        assert completion.token_ids == runner.expect(tokens(40), up_to(9), (0, 0), version=version)[0]
+    runner.kept = []
+    with pytest.raises(ModelError, match="not in memory"):
+        engine.session(tokens(40), version=0)
+    waiting = engine.session(tokens(40), version=1)
+    runner.version = 2
+    with pytest.raises(ModelError, match="policy:1, which is not in memory any more"):
+        engine.generate([waiting], up_to(9))
+
+
 # --- trips
 
 
@@ -207,6 +225,29 @@ def test_a_session_is_exported_while_it_runs(tmp_path: Path) -> None:
     moved = Engine(MockRunner(64)).import_session(tmp_path / "s")
     assert moved.token_ids == session.token_ids[:46]
     assert moved.num_kept == 45
+
+
+def test_a_session_of_an_older_version_goes_where_that_version_is(tmp_path: Path) -> None:
+    runner, other = MockRunner(64), MockRunner(64)
+    home, away = Engine(runner), Engine(other)
+    session = home.session(tokens(40))
+    home.generate([session], up_to(3))
+    runner.kept, runner.version = [0], 1
+    home.generate([tokens(5)], up_to(1))
+    path = home.export_session(session, tmp_path / "s")
+    other.kept, other.version = [0, 1], 2
+    moved = away.import_session(path)
+    assert (moved.adapter_version, moved.num_kept) == (0, 42)
+    (done,) = away.generate([moved], up_to(9))
+    expected = other.expect(tokens(40), up_to(12), (0, 0), version=0)
+    assert (moved.token_ids[40:], moved.logprobs[40:]) == expected
+    assert (done.adapter_version, done.num_cached_tokens) == (0, 42)
+    other.kept = [1]
+    with pytest.raises(ModelError, match=r"they differ in adapter \(0 there, 2 here\)"):
+        away.import_session(path)
+    runner.kept = []
+    with pytest.raises(ModelError, match="policy:0, which is not in memory any more"):
+        home.export_session(session, tmp_path / "t")
 
 
 @pytest.mark.parametrize(

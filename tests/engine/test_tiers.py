@@ -20,7 +20,7 @@ from hetero.engine.tiers.arena import Arena
 from hetero.engine.tiers.block_file import HEADER_BYTES
 from hetero.engine.tiers.directory import BlockDirectory
 from hetero.engine.tiers.tiers import Tiers
-from hetero.errors import ArgumentError, CapacityError
+from hetero.errors import ArgumentError, CapacityError, ModelError
 from hetero.kernels.batch import KV_BLOCK
 
 BYTES = MockStore.bytes_per_block
@@ -158,6 +158,32 @@ def test_other_weights_find_nothing_on_disk(tmp_path: Path, change: str) -> None
         runner.version += 1
         engine.reset_cache()
         assert engine.generate([tokens(130)])[0].num_cached_tokens == 128, "the base stays valid for ever"
+
+
+def test_older_versions_use_the_disk_while_they_are_in_memory(tmp_path: Path) -> None:
+    runner, params = MockRunner(20), SamplingParams(max_tokens=4)
+
+    def found(engine: Engine, version: int) -> int:
+        before = engine.stats.disk_in_time
+        (done,) = engine.generate([tokens(130)], params, version=version)
+        assert (done.token_ids, done.logprobs) == runner.expect(tokens(130), params, (0, 0), version=version)
+        flush(engine)
+        return engine.stats.disk_in_time - before
+
+    with forced(Engine(runner, kv_disk=tmp_path)) as engine:
+        assert found(engine, 0) == 0
+        runner.kept, runner.version = [0], 1
+        engine.reset_cache()
+        assert [found(engine, 0), found(engine, 1)] == [128, 0], "its namespace is made anew, its root is not"
+    runner.kept, runner.version = [0, 1], 2
+    with forced(Engine(runner, kv_disk=tmp_path)) as engine:
+        assert [found(engine, n) for n in (0, 1, 2)] == [128, 128, 0]
+        runner.kept = [1]
+        assert found(engine, 1) == 0, "it is in the pool by now"
+        with pytest.raises(ModelError, match="not in memory"):
+            engine.generate([tokens(130)], params, version=0)
+        assert engine._stepper.blocks.namespaces() == ["policy:1", "policy:2"]
+        assert engine.stats.stale_refused == 0
 
 
 def test_damaged_files_are_computed_again_and_counted(tmp_path: Path) -> None:

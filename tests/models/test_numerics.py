@@ -8,12 +8,22 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 
+from hetero.errors import ModelError
 from hetero.kernels.cpu import Context, isas, using
 from hetero.models import load_model, lora_disabled
-from hetero.models.lora import LoraConfig, lora_parameters
+from hetero.models.lora import LoraConfig, adapter_version, bump_adapter_version, lora_parameters
 from hetero.models.numerics import fingerprint
+from hetero.models.versions import (
+    BASE,
+    keep_versions,
+    kept_tensors,
+    restore_versions,
+    retain_version,
+    version_key,
+)
 
 LORA = LoraConfig(rank=2, alpha=4.0)
 _ELSEWHERE = """
@@ -48,7 +58,11 @@ def test_each_cause_changes_its_part(checkpoint: Callable[[str], Path]) -> None:
     assert differing(before, base) == {"adapter"}
     assert base["adapter"] == ""
     with torch.no_grad():
-        next(iter(lora_parameters(model).values()))[0, 0] += 1e-6
+        master = next(iter(lora_parameters(model).values()))
+        master[0, 0] *= 1 + 2**-20
+    assert fingerprint(model) == before, "too little to change what is computed with"
+    with torch.no_grad():
+        master[0, 0] *= 2
     assert differing(before, fingerprint(model)) == {"adapter"}
     with lora_disabled(model):
         assert fingerprint(model) == base
@@ -66,3 +80,29 @@ def test_each_cause_changes_its_part(checkpoint: Callable[[str], Path]) -> None:
     assert {"weights", "experts"} <= differing(before, quantised)
     other = fingerprint(load_model(checkpoint("qwen3_moe"), device="cpu", lora=LORA))
     assert {"weights", "config", "class"} <= differing(before, other)
+
+
+@pytest.mark.parametrize("dense", ["bf16", "torch"])
+def test_a_version_left_behind_keeps_its_fingerprint(dense: str, checkpoint: Callable[[str], Path]) -> None:
+    model = load_model(checkpoint("mixtral"), device="cpu", dense=dense, lora=LORA)
+    keep_versions(model, 3)
+    seen = {}
+    for _ in range(3):
+        seen[adapter_version(model)] = fingerprint(model)
+        retain_version(model)
+        with torch.no_grad():
+            for master in lora_parameters(model).values():
+                master.add_(torch.randn(master.shape, generator=torch.Generator().manual_seed(1)) * 0.1)
+        bump_adapter_version(model)
+    seen[adapter_version(model)] = fingerprint(model)
+    assert len({own["adapter"] for own in seen.values()}) == 4
+    for number in (1, 2, 3):
+        assert fingerprint(model, version_key(model, number)) == seen[number]
+    kept = {n: {k: t.clone() for k, t in own.items()} for n, own in kept_tensors(model).items()}
+    restore_versions(model, kept)
+    for number in (1, 2):
+        assert "restored" in version_key(model, number)
+        assert fingerprint(model, version_key(model, number)) == seen[number]
+    assert fingerprint(model, BASE)["adapter"] == ""
+    with pytest.raises(ModelError, match="not in memory any more"):
+        fingerprint(model, "policy:0:9:9")
