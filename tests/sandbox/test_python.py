@@ -70,7 +70,7 @@ def test_a_deadline_ends_the_interpreter(python_box: Sandbox) -> None:
     started = time.monotonic()
     late = python_box.python("print('begun', flush=True)\nwhile True: pass", timeout=0.5)
     assert (late.reason, late.stdout) == ("timeout", "begun\n")
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 60
     assert python_box.python("'x' in dir()").stdout == "False\n"
     assert python_box.python("import os; os._exit(0)").reason == "exit"
     assert python_box.python("2 + 2").stdout == "4\n"

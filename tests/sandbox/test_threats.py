@@ -285,7 +285,7 @@ def test_17_downloads_do_not_leave_the_box(make_box: Make, host_dir: Path) -> No
         started = time.monotonic()
         with pytest.raises(OSError):
             box.read_file(path)
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 30
     naive = make_box("files")
     naive.exec(f"ln -s {secret} link")
     assert naive.read_file("link") == b"of the host"
