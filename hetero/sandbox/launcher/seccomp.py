@@ -19,7 +19,7 @@ FAMILIES = (1, 2, 10, 16)
 """AF_UNIX, AF_INET, AF_INET6, AF_NETLINK."""
 NAMESPACE_FLAGS = 0x7E020080
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C
-RLIMIT_CORE = 4
+RLIMIT_CORE, RLIMIT_LOCKS = 4, 10
 
 _ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 MACHINES = tuple(_ARCH)
@@ -128,8 +128,16 @@ def _jump(code: int, value: int, yes: int, no: int) -> bytes:
     return struct.pack("HBBI", code, yes, no, value & 0xFFFFFFFF)
 
 
-_LOAD, _RETURN, _EQUAL, _ABOVE, _ANY_BIT = 0x20, 0x06, 0x15, 0x25, 0x45
+_LOAD, _RETURN, _EQUAL, _AT_LEAST, _ANY_BIT, _JUMP = 0x20, 0x06, 0x15, 0x35, 0x45, 0x05
 _NUMBER, _ARCHITECTURE, _FIRST = 0, 4, 16
+_FARTHEST = 255
+"""How many instructions a conditional jump may skip."""
+Block = tuple[bytes, ...]
+_ALLOW: Block = (_statement(_RETURN, ALLOW),)
+
+
+def _error(number: int) -> Block:
+    return (_statement(_RETURN, ERRNO | number),)
 
 
 def program(
@@ -140,66 +148,74 @@ def program(
     Without `anonymous_files`, memfd_create and System V shared memory are refused: memory that no resource
     limit counts, for machines without a memory cgroup. `families`: what socket() may make; socketpair() is
     always open to FAMILIES, because its two ends only reach each other.
+
+    The verdict is found by bisection. Each process that installs the filter has the kernel run it for every
+    system call number, to learn which ones always pass; a list of comparisons makes that slow.
     """
     if machine not in _ARCH:
         raise OSError(ENOSYS, f"no system call table for {machine}")
     column = list(_ARCH).index(machine)
     special = _SPECIAL[machine]
-    refuse = _statement(_RETURN, ERRNO | EPERM)
-    lines = [_statement(_LOAD, _ARCHITECTURE), _jump(_EQUAL, _ARCH[machine], 1, 0), _statement(_RETURN, KILL)]
-    lines += [_statement(_LOAD, _NUMBER)]
+    denied = [*DENIED.values(), *([] if anonymous_files else UNCOUNTED.values())]
+    verdicts = {numbers[column]: _error(EPERM) for numbers in denied if numbers[column] >= 0}
+    verdicts |= {special[name]: block for name, block in _judged(families).items()}
+    bounds = [(0, verdicts.get(0, _ALLOW))]
+    for number in range(1, LAST_KNOWN + 1):
+        verdict = verdicts.get(number, _ALLOW)
+        if verdict != bounds[-1][1]:
+            bounds.append((number, verdict))
+    bounds.append((LAST_KNOWN + 1, _error(ENOSYS)))
+    kill = _statement(_RETURN, KILL)
+    head = [_statement(_LOAD, _ARCHITECTURE), _jump(_EQUAL, _ARCH[machine], 1, 0), kill]
+    head += [_statement(_LOAD, _NUMBER)]
     if machine == "x86_64":
-        lines += [_jump(0x35, 0x40000000, 0, 1), _statement(_RETURN, KILL)]
-    lines += [_jump(_ABOVE, LAST_KNOWN, 0, 1), _statement(_RETURN, ERRNO | ENOSYS)]
-    lines += [_jump(_EQUAL, special["clone3"], 0, 1), _statement(_RETURN, ERRNO | ENOSYS)]
-    for numbers in [*DENIED.values(), *([] if anonymous_files else UNCOUNTED.values())]:
-        if numbers[column] >= 0:
-            lines += [_jump(_EQUAL, numbers[column], 0, 1), refuse]
-    argument = _statement(_LOAD, _FIRST)
-    lines += [_jump(_EQUAL, special["clone"], 0, 3), argument, _jump(_ANY_BIT, NAMESPACE_FLAGS, 0, 1), refuse]
-    lines += _verdict(special["personality"], [0, 0xFFFFFFFF, 0x0040000], allowed=True, error=EPERM)
-    for name, passed in (("socket", families), ("socketpair", FAMILIES)):
-        lines += _verdict(special[name], passed, allowed=True, error=EAFNOSUPPORT)
-    second = _statement(_LOAD, _FIRST + 8)
-    requests = [_jump(_EQUAL, TIOCSTI, 1, 0), _jump(_EQUAL, TIOCLINUX, 0, 1), refuse]
-    lines += [_reload(), _jump(_EQUAL, special["ioctl"], 0, 1 + len(requests)), second, *requests]
-    lines += _keep_core_limit(special)
-    lines += [_statement(_RETURN, ALLOW)]
-    return b"".join(lines)
+        head += [_jump(_AT_LEAST, 0x40000000, 0, 1), kill]
+    return b"".join([*head, *_bisect(bounds)])
 
 
-def _keep_core_limit(special: dict[str, int]) -> list[bytes]:
-    """Setting RLIMIT_CORE succeeds and does nothing: 1 is the one value with which the kernel starts no host
-    program for a core dump, and who asks for 0 wants no dump either."""
-    done = _statement(_RETURN, ERRNO | 0)
+def _bisect(bounds: list[tuple[int, Block]]) -> Block:
+    """Instructions that go to the block of the last bound that the loaded number has reached."""
+    if len(bounds) == 1:
+        return bounds[0][1]
+    middle = len(bounds) // 2
+    below, above = _bisect(bounds[:middle]), _bisect(bounds[middle:])
+    if len(below) <= _FARTHEST:
+        return (_jump(_AT_LEAST, bounds[middle][0], len(below), 0), *below, *above)
+    return (_jump(_AT_LEAST, bounds[middle][0], 0, 1), _statement(_JUMP, len(below)), *below, *above)
+
+
+def _judged(families: tuple[int, ...]) -> dict[str, Block]:
+    """Calls whose arguments decide."""
     first, second, third = (_statement(_LOAD, _FIRST + 8 * index) for index in range(3))
     high = _statement(_LOAD, _FIRST + 8 * 2 + 4)
-    is_core = _jump(_EQUAL, RLIMIT_CORE, 0, 1)
-    plain = [_reload(), _jump(_EQUAL, special["setrlimit"], 0, 3), first, is_core, done]
-    sets = [third, _jump(_EQUAL, 0, 0, 2), high, _jump(_EQUAL, 0, 1, 0), done]
-    other = [_jump(_EQUAL, special["prlimit64"], 0, 7), second, _jump(_EQUAL, RLIMIT_CORE, 0, 5), *sets]
-    return [*plain, _reload(), *other]
+    is_core = _jump(_EQUAL, RLIMIT_CORE, 1, 0)
+    done, refuse = _statement(_RETURN, ERRNO | 0), _statement(_RETURN, ERRNO | EPERM)
+    return {
+        "clone3": _error(ENOSYS),
+        "clone": (first, _jump(_ANY_BIT, NAMESPACE_FLAGS, 0, 1), refuse, *_ALLOW),
+        "personality": _one_of((0, 0xFFFFFFFF, 0x0040000), EPERM),
+        "socket": _one_of(families, EAFNOSUPPORT),
+        "socketpair": _one_of(FAMILIES, EAFNOSUPPORT),
+        "ioctl": (second, _jump(_EQUAL, TIOCSTI, 1, 0), _jump(_EQUAL, TIOCLINUX, 0, 1), refuse, *_ALLOW),
+        # Setting RLIMIT_CORE succeeds and does nothing: 1 is the one value with which the kernel starts no
+        # host program for a core dump, and who asks for 0 wants no dump either. RLIMIT_LOCKS is a mark.
+        "setrlimit": (first, is_core, _jump(_EQUAL, RLIMIT_LOCKS, 0, 1), done, *_ALLOW),
+        "prlimit64": (
+            *(second, is_core, _jump(_EQUAL, RLIMIT_LOCKS, 0, 5), third, _jump(_EQUAL, 0, 0, 2)),
+            *(high, _jump(_EQUAL, 0, 1, 0), done, *_ALLOW),
+        ),
+    }
 
 
-def _reload() -> bytes:
-    return _statement(_LOAD, _NUMBER)
-
-
-def _verdict(number: int, values: tuple[int, ...] | list[int], allowed: bool, error: int) -> list[bytes]:
-    """Call `number` passes only with one of `values` as its first argument."""
+def _one_of(values: tuple[int, ...], error: int) -> Block:
+    """The call passes only with one of `values` as its first argument."""
     tests = [_jump(_EQUAL, value, len(values) - index, 0) for index, value in enumerate(values)]
-    block = [
-        _statement(_LOAD, _FIRST),
-        *tests,
-        _statement(_RETURN, ERRNO | error),
-        _statement(_RETURN, ALLOW),
-    ]
-    return [_reload(), _jump(_EQUAL, number, 0, len(block)), *block]
+    return (_statement(_LOAD, _FIRST), *tests, *_error(error), *_ALLOW)
 
 
 def install(code: bytes) -> None:
     """Filter this thread's system calls from now on, for ever."""
     prctl(PR_SET_NO_NEW_PRIVS, 1)
-    buffer = ctypes.create_string_buffer(code, len(code))
-    header = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(buffer))
+    buffer = ctypes.c_char_p(code)
+    header = struct.pack("HxxxxxxP", len(code) // 8, ctypes.cast(buffer, ctypes.c_void_p).value)
     call("seccomp", 1, 0, header)
