@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetero.sandbox.errors import SandboxInfraError
-from hetero.sandbox.launcher import tree
+from hetero.sandbox.launcher import brand, tree
 
 OUTER_ID = 64_999
 """Host user and group of boxes when their owner is root."""
@@ -114,6 +114,7 @@ def sweep() -> list[str]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path = lock_path.with_suffix("")
+            brand.end_below(str(path))
             tree.remove(str(path))
             _remove_groups(path.name)
             lock_path.unlink(missing_ok=True)
@@ -121,7 +122,7 @@ def sweep() -> list[str]:
         except BlockingIOError:
             pass
         except OSError:
-            continue  # being removed by another sweeper
+            continue  # being removed by another sweeper, or some process does not end: the next sweep tries
         finally:
             os.close(handle)
     return removed

@@ -25,10 +25,10 @@ class Bare:
         most = request["sums"]["processes"]
         if most:
             request["limits"]["processes"] = num_processes() + most
-        failure, report = os.pipe()
+        (failure, report), runner = os.pipe(), os.getpid()
         pid, handle = k.clone(0)
         if pid == 0:
-            _become(request, stdio, report)
+            _become(request, stdio, report, runner)
         os.close(report)
         self.failure = os.read(failure, 4096).decode("utf-8", "replace")
         os.close(failure)
@@ -50,11 +50,13 @@ class Bare:
         """Nothing is left."""
 
 
-def _become(request: dict[str, Any], stdio: tuple[int, int, int], report: int) -> None:
+def _become(request: dict[str, Any], stdio: tuple[int, int, int], report: int, runner: int) -> None:
     """Confine this process and execute the command; on failure write errno and text to `report`."""
     stage = "set up"
     try:
         k.prctl(k.PR_SET_PDEATHSIG, k.SIGKILL)
+        if os.getppid() != runner:  # it was killed before
+            os._exit(127)
         attach(request, stdio)
         k.close_all_but((0, 1, 2, report))
         stage = "cwd " + request["cwd"]

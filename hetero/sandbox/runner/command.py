@@ -35,7 +35,7 @@ def execute(request: dict[str, Any], channel: int, lifeline: int, tty: int) -> N
         for handle in set(stdio):
             os.close(handle)
         pump = Pump(request, channel, lifeline, main[1], ours, upper)
-        pump.meter = family.FamilyMeter(request["sums"], upper)
+        pump.meter = meter = family.FamilyMeter(request["sums"], upper, main[0])
         pump.exec_started = time.monotonic()
         pump.run(request["stdin"], freeze=family.signal)
         if pump.reason:
@@ -54,7 +54,7 @@ def execute(request: dict[str, Any], channel: int, lifeline: int, tty: int) -> N
         "truncated": any(kept.truncated for kept in pump.kept.values()),
         "wall_s": wall_s,
         "start_s": pump.exec_started - request["asked"],
-        "cpu_s": used.ru_utime + used.ru_stime + left_s,
+        "cpu_s": used.ru_utime + used.ru_stime + left_s + meter.ended_s,
         "max_rss": max(used.ru_maxrss * 1024, left_peak, pump.meter.peak),
     }
     if request["changes"]:

@@ -1,6 +1,7 @@
 """Everything below this process: found, counted, stopped and ended, where no PID namespace does it.
 
-The runner adopts orphans, so a process cannot leave the family by losing its parent.
+The runner adopts orphans, so a process cannot leave the family by losing its parent. Where Landlock holds
+signals in, one system call reaches all members at once, also those that fork faster than anybody can look.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import os
 import time
 
 from hetero.sandbox.launcher import kernel as k
+from hetero.sandbox.launcher import landlock
 from hetero.sandbox.launcher.meter import Meter
 
 TYPE_CHECKING = False
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PATIENCE_S = 10.0
+_enclosed = False
 
 
 def members() -> dict[int, list[bytes]]:
@@ -40,8 +43,18 @@ def members() -> dict[int, list[bytes]]:
     return {pid: fields[pid] for pid in below if fields[pid][0] != b"Z"}
 
 
+def enclose() -> None:
+    """Let signals of this process reach nobody but the family. Raises OSError."""
+    global _enclosed
+    landlock.enclose()
+    _enclosed = True
+
+
 def signal(number: int) -> None:
-    """Signal all, until a look finds nobody new: a stopped process cannot fork."""
+    """Signal all; by looking for them, until a look finds nobody new: a stopped process cannot fork."""
+    if _enclosed:
+        os.kill(-1, number)
+        return
     known: set[int] = set()
     while fresh := set(members()) - known:
         known |= fresh
@@ -56,8 +69,7 @@ def end() -> tuple[float, int]:
     signal(k.SIGSTOP)
     cpu_s, peak = 0.0, 0
     while True:
-        for pid in members():
-            _kill(pid, k.SIGKILL)
+        signal(k.SIGKILL)
         while True:
             try:
                 pid, _, used = os.wait4(-1, os.WNOHANG)
@@ -80,20 +92,36 @@ def _kill(pid: int, number: int) -> None:
 
 
 class FamilyMeter(Meter):
-    """Sums over the family instead of over a PID namespace; counts its processes, too."""
+    """Sums over the family instead of over a PID namespace; counts its processes, too, and reaps orphans but
+    for `main`, the command's first process.
 
-    def __init__(self, limits: dict[str, Any], upper: int) -> None:
+    Attributes:
+        ended_s: CPU seconds of what was reaped.
+    """
+
+    def __init__(self, limits: dict[str, Any], upper: int, main: int) -> None:
         super().__init__(limits, upper)
+        self._main, self.ended_s = main, 0.0
         self._most = limits["processes"]
+        self._guardian = os.getppid()
         self._count = 0
 
     def check(self, now: float) -> str:
-        """Look, if it is time to; "processes" is one more limit."""
-        passed = super().check(now)
+        """Look, if it is time to; "processes" is one more limit. Without its guardian nothing goes on."""
+        passed = super().check(now) or ("killed" if os.getppid() != self._guardian else "")
         return passed or ("processes" if self._most and self._count > self._most else "")
 
+    def _reap(self) -> None:
+        found = os.WEXITED | os.WNOHANG
+        while (ended := os.waitid(os.P_ALL, 0, found | os.WNOWAIT)) and ended.si_pid != self._main:
+            used = os.wait4(ended.si_pid, 0)[2]
+            self.ended_s += used.ru_utime + used.ru_stime
+            self.peak = max(self.peak, used.ru_maxrss * 1024)
+
     def _processes(self) -> tuple[int, float]:
+        self._reap()
         found = members().values()
         self._count = len(found)
         memory = sum(int(fields[21]) * _PAGE for fields in found)
-        return memory, sum(int(field) for fields in found for field in fields[11:15]) / _TICKS
+        ticks = sum(int(field) for fields in found for field in fields[11:15])
+        return memory, self.ended_s + ticks / _TICKS

@@ -27,7 +27,7 @@ from hetero.sandbox.errors import (
     SandboxInfraError,
 )
 from hetero.sandbox.image import skeleton
-from hetero.sandbox.launcher import tree, wire
+from hetero.sandbox.launcher import brand, tree, wire
 from hetero.sandbox.sandbox import Sandbox
 from hetero.sandbox.snapshot import Snapshot
 from hetero.sandbox.store import outer_ids
@@ -51,6 +51,7 @@ class Runner:
                 stderr=errors,
                 cwd="/",
                 env={"LANG": "C.UTF-8"},
+                start_new_session=True,  # who ends the owner's process group leaves it to the runner
                 pass_fds=passed,
             )
         with contextlib.suppress(OSError):  # it has ended already; the missing answer says so
@@ -132,7 +133,7 @@ class CopiedSandbox(Sandbox):
 
     def _runner(self, request: Mapping[str, Any], tty: int = -1) -> Runner:
         assert self._lifeline is not None
-        details = {**request, "outer": outer_ids(), "tree": self._tree, "way": self.tier}
+        details = {**request, "box": self.id, "outer": outer_ids(), "tree": self._tree, "way": self.tier}
         return Runner(details, self._lifeline[0], tty, self._shared.launcher.run.path / "launcher.log")
 
     def _reply(self, request: Mapping[str, Any]) -> Any:
@@ -162,7 +163,7 @@ class CopiedSandbox(Sandbox):
         watched = {"disk": sums["disk"] + self._base[0], "inodes": sums["inodes"] + self._base[1]}
         request["sums"] = {**sums, **watched, "processes": None}
         runner = self._runner(self._wrapper(request), files[0] if files else -1)
-        self._runners = [each for each in self._runners if each.process.poll() is None]
+        self._forget([each for each in self._runners if each.process.poll() is not None])
         self._runners.append(runner)
         return runner.channel, runner
 
@@ -174,7 +175,16 @@ class CopiedSandbox(Sandbox):
             self._lifeline = None
         for runner in self._runners:
             runner.process.wait()
-        self._runners = []
+        self._forget(self._runners)
+
+    def _forget(self, ended: list[Runner]) -> None:
+        """Of runners that were killed, their guardians included, processes may be left."""
+        if any(runner.process.returncode for runner in ended):
+            try:
+                brand.end({self.id})
+            except OSError as error:
+                raise SandboxInfraError(f"Box {self.id} cannot be closed: {error}.") from error
+        self._runners = [each for each in self._runners if each not in ended]
 
     def _end_processes(self) -> None:
         self._end_commands()
