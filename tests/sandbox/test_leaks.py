@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -114,12 +115,21 @@ def test_fifty_killed_owners_leave_nothing(store: Path) -> None:
         kill_owner(store, seed)
 
 
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Look again until it does."""
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def cycles(count: int) -> None:
     """Make, use and close so many boxes; nothing grows."""
     with Sandbox.create() as box:
         box.exec(["true"])
     found = launcher()
     found.janitor.close()
+    wait_until(lambda: len(descendants(found.process.pid)) == 1)  # the ready worker
     family, mine = descendants(found.process.pid), os.listdir("/proc/self/fd")
     theirs = os.listdir(f"/proc/{found.process.pid}/fd")
     mounts = Path("/proc/self/mountinfo").read_text()
@@ -131,7 +141,7 @@ def cycles(count: int) -> None:
                 for child in box.fork(2):
                     child.close()
     found.janitor.close()
-    assert descendants(found.process.pid) == family
+    wait_until(lambda: len(descendants(found.process.pid)) == len(family))  # the ready worker is another now
     assert os.listdir("/proc/self/fd") == mine
     assert os.listdir(f"/proc/{found.process.pid}/fd") == theirs
     assert Path("/proc/self/mountinfo").read_text() == mounts

@@ -141,8 +141,10 @@ def find_and_execute(argv: list[str], env: dict[str, str]) -> NoReturn:
     if "/" in name:
         os.execve(name, argv, env)
     for directory in env.get("PATH", "").split(":"):
+        path = f"{directory or '.'}/{name}"
         try:
-            os.execve(f"{directory or '.'}/{name}", argv, env)
+            os.stat(path)  # much cheaper than an attempt to execute what is not there
+            os.execve(path, argv, env)
         except FileNotFoundError:
             continue
         except OSError as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _signal
 import os
+import select
 import time
 
 from hetero.sandbox.launcher import kernel as k
@@ -70,17 +71,23 @@ def enter(box: int, uid: int, weaken: list[str]) -> None:
 def _start_init(seat: Seat) -> tuple[int, int]:
     """(pid, descriptor on which it says that it is ready): the command is made meanwhile."""
     ready, done = os.pipe()
-    pid, _ = k.clone(0, seat.birth)
+    worker = k.pidfd_open(os.getpid())
+    pid, handle = k.clone(0, seat.birth)
     if pid == 0:
-        _init(seat, done)
-    os.close(done)
+        _init(seat, done, worker)
+    for number in (done, worker, handle):
+        os.close(number)
     return pid, ready
 
 
-def _init(seat: Seat, done: int) -> None:
-    """G: mounts the namespace's /proc, then reaps until it is killed."""
+def _init(seat: Seat, done: int, worker: int) -> None:
+    """G: mounts the namespace's /proc, then reaps until it is killed. `worker`: pidfd of M."""
     try:
         k.prctl(k.PR_SET_PDEATHSIG, k.SIGKILL)
+        poll = select.poll()
+        poll.register(worker, select.POLLIN)
+        if poll.poll(0):  # it was killed before that
+            os._exit(1)
         k.prctl(k.PR_SET_DUMPABLE, 0)
         _signal.pthread_sigmask(_signal.SIG_BLOCK, [k.SIGCHLD])
         seat.take()
@@ -158,7 +165,10 @@ def _finish(main: tuple[int, int], init: int, pump: Pump) -> tuple[int, int, Any
     pump.drain()
     used = found[2]
     if init >= 0:
+        alone = _is_alone()
         os.kill(init, k.SIGKILL)
+        if alone:
+            return found[0], found[1], (used.ru_utime + used.ru_stime, used.ru_maxrss)
         rest = os.wait4(init, 0)[2]
         pump.drain()
         return (
@@ -167,6 +177,12 @@ def _finish(main: tuple[int, int], init: int, pump: Pump) -> tuple[int, int, Any
             (used.ru_utime + used.ru_stime + rest.ru_utime + rest.ru_stime, used.ru_maxrss),
         )
     return found[0], found[1], (used.ru_utime + used.ru_stime, used.ru_maxrss)
+
+
+def _is_alone() -> bool:
+    """Whether the init is the last process of the command's PID namespace: then its death is nobody else's,
+    and nobody has to wait for it."""
+    return not any(name.isdigit() and name != "1" for name in os.listdir("/proc"))
 
 
 def _result(pump: Pump, status: int, used: tuple[float, int], failure: str, asked: float) -> dict[str, Any]:

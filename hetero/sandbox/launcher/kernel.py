@@ -45,6 +45,11 @@ _SHARED = {
     "landlock_restrict_self": 446,
 }
 
+_Three, _Four, _Eleven = ctypes.c_uint64 * 3, ctypes.c_uint64 * 4, ctypes.c_uint64 * 11
+"""Made here: to make a type takes longer than most calls, and would be done again in every child."""
+_CAPABILITIES = tuple(ctypes.c_ulong(number) for number in range(64))
+_CAPSET = ctypes.byref((ctypes.c_uint32 * 2)(0x20080522, 0)), ctypes.byref((ctypes.c_uint32 * 6)())
+
 _libc = ctypes.PyDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
@@ -73,7 +78,7 @@ def clone(flags: int, group: int = -1) -> tuple[int, int]:
     if group < 0:
         pid = call("clone", flags | CLONE_PIDFD | SIGCHLD, 0, ctypes.byref(handle), 0, 0)
     else:
-        words = (ctypes.c_uint64 * 11)(flags | CLONE_PIDFD | CLONE_INTO_CGROUP, ctypes.addressof(handle))
+        words = _Eleven(flags | CLONE_PIDFD | CLONE_INTO_CGROUP, ctypes.addressof(handle))
         words[4], words[10] = SIGCHLD, group
         pid = call("clone3", ctypes.byref(words), ctypes.sizeof(words))
     return pid, (handle.value if pid else -1)
@@ -116,7 +121,7 @@ def put_down(handle: int, target: str) -> None:
 
 def set_mount(target: str, attributes: int, recursive: bool = True) -> None:
     """Add mount attributes (ATTR_*); none is taken away."""
-    words = (ctypes.c_uint64 * 4)(attributes, 0, 0, 0)
+    words = _Four(attributes, 0, 0, 0)
     flags = AT_RECURSIVE if recursive else 0
     call(
         "mount_setattr",
@@ -170,15 +175,15 @@ def close_all_but(kept: Iterable[int]) -> None:
 
 def openat2(directory: int, path: str, flags: int, mode: int = 0, resolve: int = 0) -> int:
     """openat2(2)."""
-    words = (ctypes.c_uint64 * 3)(flags | os.O_CLOEXEC, mode, resolve)
+    words = _Three(flags | os.O_CLOEXEC, mode, resolve)
     return call("openat2", directory, path.encode(), ctypes.byref(words), 24, what=path)
 
 
 def drop_capabilities() -> None:
     """No capability in any set, now and after any exec."""
-    for number in range(64):
-        if _libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(number), 0, 0, 0) < 0:
+    drop, option = _libc.prctl, ctypes.c_ulong(PR_CAPBSET_DROP)
+    for number in _CAPABILITIES:
+        if drop(option, number) < 0:
             break
     prctl(PR_CAP_AMBIENT, 4)  # clear all
-    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
-    call("capset", ctypes.byref(header), ctypes.byref((ctypes.c_uint32 * 6)()))
+    call("capset", *_CAPSET)

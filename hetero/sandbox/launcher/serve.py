@@ -16,13 +16,11 @@ import struct
 import time
 
 from hetero.sandbox.launcher import box as boxes
+from hetero.sandbox.launcher import brand, tree, wire
 from hetero.sandbox.launcher import kernel as k
-from hetero.sandbox.launcher import tree, wire
-from hetero.sandbox.launcher.execute import execute
-from hetero.sandbox.launcher.files import serve_files
 from hetero.sandbox.launcher.groups import Groups, Seat
-from hetero.sandbox.launcher.listen import listen
-from hetero.sandbox.launcher.templates import Templates, hand_over
+from hetero.sandbox.launcher.templates import Templates
+from hetero.sandbox.launcher.workers import Workers, in_child
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,6 +28,8 @@ if TYPE_CHECKING:
 
 _LARGEST = 1 << 16
 _GRACE_S = 5.0
+_LULL_MS = 3
+"""A worker is made ahead of its request when nothing else has come for so long."""
 
 
 class Box:
@@ -59,6 +59,7 @@ class Launcher:
         self.where: dict[int, str] = {}
         self.groups = Groups(settings["groups"], settings["cgroups"], settings["outer"])
         self.templates = Templates()
+        self.workers = Workers()
         self.wake, self._woken = os.pipe()
         for handle in (self.wake, self._woken):
             os.set_blocking(handle, False)
@@ -75,7 +76,10 @@ class Launcher:
             poll.register(handle, select.POLLIN)
         while True:
             closing = any(known.closing for known in self.boxes.values())
-            ready = {handle for handle, _ in poll.poll(50 if closing else None)}
+            pause = 50 if closing else None
+            ready = {handle for handle, _ in poll.poll(pause if self.workers.ready else _LULL_MS)}
+            if not ready:
+                self.workers.prepare()
             if self.wake in ready:
                 os.read(self.wake, 4096)
             self._reap()
@@ -120,7 +124,7 @@ class Launcher:
         channel = handles[0]
         pid, handle = k.clone(boxes.namespaces(details["weaken"]))
         if pid == 0:
-            self._child(lambda: boxes.live(wire.receive(channel), channel, mapped, lifeline[0]))
+            in_child(lambda: boxes.live(wire.receive(channel), channel, mapped, lifeline[0]))
         os.close(mapped)
         known = self.boxes[name] = Box(pid, handle, lifeline, seat)
         self.where[pid] = name
@@ -135,49 +139,15 @@ class Launcher:
         known = self.boxes.get(name)
         if known is None or known.closing:
             raise OSError(3, f"box {name} is closed")
-        line = self.templates.line(details["warm"]) if details.get("warm") else None
-        pid, handle = k.clone(0)
-        if pid == 0:
-            self._child(lambda: self._work(known, handles, line))
-        os.close(handle)
+        warm = self.templates.line(details["warm"]).fileno() if details.get("warm") else -1
+        channel, tty = handles[0], handles[1] if len(handles) > 1 else -1
+        own = channel, known.handle, known.lifeline[0]
+        pid = self.workers.work(known.pid, own, known.seat, tty, warm)
         known.members.add(pid)
         self.where[pid] = name
 
     def _do_warm(self, name: str, details: dict[str, Any], handles: list[int]) -> None:
         self.templates.start(name, details, handles[0])
-
-    def _work(self, known: Box, handles: list[int], line: _socket.socket | None) -> None:
-        channel, tty = handles[0], handles[1] if len(handles) > 1 else -1
-        own = [channel, known.handle, known.lifeline[0], *known.seat.handles()]
-        kept = {0, 1, 2, *own, *([line.fileno()] if line is not None else [])}
-        k.close_all_but(kept | ({tty} if tty >= 0 else set()))
-        _signal.set_wakeup_fd(-1)
-        k.prctl(k.PR_SET_PDEATHSIG, k.SIGKILL)
-        request = wire.receive(channel)
-        if request is None:
-            return
-        try:
-            if line is not None:
-                hand_over(line, {**request, "born_in_group": known.seat.birth >= 0}, known.pid, own)
-            elif request["op"] == "listen":
-                listen(request, channel, (known.pid, known.handle))
-            elif request["op"] == "exec":
-                execute(request, channel, (known.pid, known.handle), known.lifeline[0], known.seat, tty)
-            else:
-                serve_files(request, channel, (known.pid, known.handle))
-        except OSError as error:
-            wire.send(channel, {"error": str(error), "errno": error.errno or 5, "what": request["op"]})
-
-    def _child(self, body: Any) -> None:
-        """Run `body` in a forked child and end it, whatever happens."""
-        try:
-            _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
-            body()
-            os._exit(0)
-        except BaseException as error:
-            os.write(2, f"sandbox worker: {type(error).__name__}: {error}\n".encode())
-        finally:
-            os._exit(70)
 
     def _do_close(self, name: str, details: dict[str, Any], handles: list[int]) -> None:
         known = self.boxes.get(name)
@@ -195,14 +165,6 @@ class Launcher:
     def _do_state(self, name: str, details: dict[str, Any], handles: list[int]) -> None:
         state = {box: known.pid for box, known in self.boxes.items()}
         self._reply(handles[0], {"ok": {"boxes": state, "groups": sorted(self.groups.parents)}})
-
-    def _do_remove(self, name: str, details: dict[str, Any], handles: list[int]) -> None:
-        """Remove directories in a process of their own."""
-        pid, handle = k.clone(0)
-        if pid == 0:
-            self._child(lambda: tree.remove_all(details["paths"]))
-        os.close(handle)
-        self._reply(handles[0], {"ok": True})
 
     def _reap(self) -> None:
         while True:
@@ -252,6 +214,8 @@ class Launcher:
         while self.boxes and time.monotonic() < until:
             self._reap()
             time.sleep(0.002)
+        self.workers.close()
         self.groups.close()
+        brand.end_below(self.settings["run"])  # boxes of other tiers; else nobody would know of them
         tree.remove(self.settings["run"])
         tree.remove(self.settings["run"] + ".lock")

@@ -32,9 +32,3 @@ def remove(path: str) -> None:
                     pending.append((entry.path, False))
                 else:
                     os.unlink(entry.path)
-
-
-def remove_all(paths: list[str]) -> None:
-    """`remove` each."""
-    for path in paths:
-        remove(path)
