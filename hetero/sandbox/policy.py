@@ -26,7 +26,10 @@ class Limits:
         out_keep: bytes of output that are kept, half from its head and half from its tail.
         out_kill: bytes of output after which the command is killed.
         open_files: descriptors of a process.
-        nice: lowered priority of commands beside the trainer.
+        nice: lowered priority of commands beside the trainer, 0 to 19. With the control group of the CPU it
+            is the weight of the box's group, and of all boxes together beside the rest. Without, it is the
+            niceness of the processes, which counts among all processes of the machine only where the sysctl
+            kernel.sched_autogroup_enabled is 0: else each command, a session, weighs as much as any other.
     """
 
     wall_s: float | None = 60.0
@@ -46,6 +49,8 @@ class Limits:
         for name in ("pids", "disk_mb", "inodes", "out_keep", "out_kill", "open_files"):
             if getattr(self, name) < 1:
                 raise ArgumentError(f"Limits.{name} is {getattr(self, name)}; it must be at least 1.")
+        if not 0 <= self.nice <= 19:
+            raise ArgumentError(f"Limits.nice is {self.nice}; a sandbox may have 0 to 19.")
         for name in ("wall_s", "cpu_s", "cpus", "memory_mb"):
             value = getattr(self, name)
             if value is not None and not value > 0:

@@ -24,19 +24,21 @@ _ENVIRONMENT = {
 }
 LOGGED_CHANGES = 200
 _SHM_MB = 64
+_OWN_INODES = 16
+"""Of the box's own directories."""
 
 
 def box_spec(
     directory: str, layers: Sequence[str], image: Image, policy: Policy, weaken: tuple[str, ...]
 ) -> dict[str, Any]:
     """The frame that a box's first process reads. `layers`: newest first, skeleton last."""
-    limits = policy.limits
+    limits, bounded = policy.limits, "disk" not in weaken
     return {
         "dir": directory,
         "layers": list(layers),
         "upper": "tmpfs" if limits.disk_hard else "disk",
-        "disk_bytes": limits.disk_mb * _MB,
-        "inodes": limits.inodes,
+        "disk_bytes": limits.disk_mb * _MB if bounded else 0,
+        "inodes": limits.inodes + _OWN_INODES if bounded else 0,
         "shm_bytes": min(_SHM_MB, limits.memory_mb or _SHM_MB) * _MB,
         "binds": [*host_binds(image), *((path, path) for path in policy.readable)],
         "writable": list(policy.writable),
@@ -55,6 +57,7 @@ def group_limits(policy: Policy, weaken: tuple[str, ...]) -> dict[str, Any]:
         "memory": limits.memory_mb * _MB if limits.memory_mb and "memory" not in weaken else None,
         "pids": limits.pids if "nproc" not in weaken else None,
         "cpus": limits.cpus,
+        "nice": limits.nice,
     }
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 
 from hetero.sandbox import client
 from hetero.sandbox.client import CGROUPS, Launcher
+from hetero.sandbox.launcher.groups import Groups
 from hetero.sandbox.policy import Limits, Policy
 from hetero.sandbox.sandbox import Sandbox
 
@@ -85,6 +88,43 @@ def test_the_launcher_s_own_groups_end_with_it(root: str) -> None:
     assert not [path for path in left if path.exists()]
 
 
+def test_all_boxes_weigh_as_much_as_one_process_of_their_niceness(make_box: Callable[..., Sandbox]) -> None:
+    def weight(path: Path) -> float:
+        for name, usual in (("cpu.weight", 100), ("cpu.shares", 1024)):
+            if (path / name).exists():
+                return int((path / name).read_text()) / usual
+        return 0
+
+    make_box().close()
+    [parent] = [path for path in parents(CGROUPS) if weight(path)] or [None]
+    if parent is None:
+        pytest.skip("no control group of the CPU here")
+    idle = make_box(policy=Policy(limits=Limits(nice=15)))
+    assert weight(parent / idle.id) == pytest.approx(1.25**-15, rel=0.2)
+    assert weight(parent) == pytest.approx(1.25**-15, rel=0.2)
+    usual = make_box()
+    assert weight(parent / usual.id) == weight(parent) == pytest.approx(1.25**-10, rel=0.1)
+    usual.close()
+    assert weight(parent) == pytest.approx(1.25**-15, rel=0.2)
+
+
+def test_niceness_decides_beside_a_busy_process(make_box: Callable[..., Sandbox]) -> None:
+    """On one core, beside a process that always wants it, a box gets the share that its niceness says."""
+    make_box()
+    if not any((path / "cpu.shares").exists() or (path / "cpu.weight").exists() for path in parents(CGROUPS)):
+        pytest.skip("no control group of the CPU here")
+    core = min(os.sched_getaffinity(0))
+    spin = f"import os, time\nos.sched_setaffinity(0, {{{core}}})\nend = time.time() + 3\n"
+    spin += "while time.time() < end: pass\n"
+    busy = subprocess.Popen([sys.executable, "-c", spin])
+    try:
+        found = make_box("seccomp").exec(["python3", "-c", spin], timeout=60)  # which fixes the core
+    finally:
+        busy.wait()
+    assert found.ok, found
+    assert found.cpu_s < 0.35 * 3  # half of it without a weight
+
+
 def test_limits_of_memory_and_processes_are_set(box: Sandbox, make_box: Callable[..., Sandbox]) -> None:
     if box.isolation.tier != "ns+cgroup":
         pytest.skip("no control groups here")
@@ -104,3 +144,60 @@ def test_limits_of_memory_and_processes_are_set(box: Sandbox, make_box: Callable
     }
     assert len(seen) == 3
     assert seen == {name: wanted[name] for name in seen}
+
+
+@pytest.fixture
+def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Files that look like a v2 hierarchy with all controllers: few machines let a test have one."""
+    files = ("cgroup.procs", "cgroup.subtree_control", "memory.max", "memory.swap.max", "memory.events")
+    mkdir = os.mkdir
+
+    def fill(path: str) -> None:
+        for name in (*files, "pids.max", "cpu.max", "cpu.weight"):
+            Path(path, name).touch()
+
+    monkeypatch.setattr("os.mkdir", lambda path, *rest: (mkdir(path, *rest), fill(path)))
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr("os.chown", lambda *_: None)
+    (tmp_path / "cgroup.controllers").write_text("cpuset cpu io memory hugetlb pids rdma\n")
+    (tmp_path / "cgroup.subtree_control").touch()
+    (tmp_path / "cgroup.procs").touch()
+    return tmp_path
+
+
+def test_what_a_v2_hierarchy_is_told(made_up: Path) -> None:
+    groups = Groups("hetero-x", str(made_up), (7, 7))
+    parent = made_up / "hetero-x"
+    assert set(groups.parents) == {"unified", "cpu", "memory", "pids"}
+    for path in (made_up, parent):
+        assert set((path / "cgroup.subtree_control").read_text().split()) == {"+cpu", "+memory", "+pids"}
+    assert (parent / "launcher" / "cgroup.procs").read_text() == "0"  # this process itself
+    limits = {"memory": 64 << 20, "pids": 33, "cpus": 0.5, "nice": 10}
+    seat = groups.make("box", limits)
+    assert seat.birth >= 0
+    assert seat.tasks == ()
+    os.close(seat.birth)
+    told = {path.name: path.read_text() for path in (parent / "box").iterdir() if path.read_text()}
+    assert told == {
+        "memory.max": str(64 << 20),
+        "memory.swap.max": "0",
+        "pids.max": "34",
+        "cpu.max": "50000 100000",
+        "cpu.weight": "11",
+    }
+    assert (parent / "cpu.weight").read_text() == "11"
+    (parent / "box" / "memory.events").write_text("low 0\noom 1\noom_kill 3\n")
+    assert groups.oom_kills("box") == 3
+    groups.make("free", {"memory": None, "pids": None, "cpus": None, "nice": 0})
+    told = {path.name: path.read_text() for path in (parent / "free").iterdir() if path.read_text()}
+    assert told == {"cpu.weight": "100"}
+    assert (parent / "cpu.weight").read_text() == "100"
+
+
+def test_controllers_that_cannot_be_had_are_left_alone(made_up: Path) -> None:
+    (made_up / "cgroup.controllers").write_text("cpuset pids\n")
+    groups = Groups("hetero-y", str(made_up), (7, 7))
+    assert set(groups.parents) == {"unified", "pids"}
+    os.close(groups.make("box", {"memory": 1, "pids": 2, "cpus": 1.0, "nice": 10}).birth)
+    told = {path.name: path.read_text() for path in (made_up / "hetero-y/box").iterdir() if path.read_text()}
+    assert told == {"pids.max": "3"}

@@ -206,6 +206,10 @@ def test_12_the_disk_is_bounded(make_box: Make) -> None:
     box = make_box(policy=hard)
     assert "No space left" in box.exec("head -c 32M /dev/zero > /tmp/big").stderr
     assert box.exec("rm /tmp/big; for i in $(seq 1000); do : > n$i || exit 9; done").exit == 9
+    weak = make_box("disk", policy=hard)
+    assert weak.exec(
+        "head -c 32M /dev/zero > /tmp/big && for i in $(seq 1000); do : > n$i || exit 9; done"
+    ).ok
     soft = Policy(limits=Limits(disk_mb=8))
     spread = "for i in 1 2 3 4 5 6; do head -c 4M /dev/zero > f$i; sleep 0.3; done; sleep 3; echo all"
     assert make_box(policy=soft).exec(spread).reason == "disk"

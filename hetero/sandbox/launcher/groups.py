@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 _PERIOD = 100_000
+_SHARES, _WEIGHT = 1024, 100
+"""What the kernel gives a group of v1 and v2 by default: as much as a process of niceness 0."""
+_STEP = 1.25
+"""What one step of niceness is worth."""
 _IF_THERE = ("memory.swap.max", "memory.memsw.limit_in_bytes")
 """Files that only machines with swap have."""
 
@@ -50,6 +54,8 @@ class Groups:
 
     def __init__(self, name: str, root: str, outer: tuple[int, int]) -> None:
         self.parents: dict[str, str] = {}
+        self._nice: dict[str, int] = {}
+        self._nicest = 0
         self._root, self._outer = root, outer
         if not root or os.geteuid() != 0:
             return
@@ -101,6 +107,8 @@ class Groups:
     def make(self, box: str, limits: dict[str, Any]) -> Seat:
         """Groups for a box. Raises OSError."""
         birth, tasks = -1, []
+        self._nice[box] = limits["nice"]
+        self._weigh()
         unified = "unified" in self.parents
         for controller, parent in self._controllers():
             path = os.path.join(parent, box)
@@ -114,6 +122,15 @@ class Groups:
             else:
                 tasks.append(os.open(os.path.join(path, "tasks"), os.O_WRONLY))
         return Seat(birth, tuple(tasks))
+
+    def _weigh(self) -> None:
+        """Let all boxes together weigh as much beside the rest of the machine as one process of the niceness
+        of the least nice of them."""
+        nice = min(self._nice.values(), default=self._nicest)
+        if nice != self._nicest and "cpu" in self.parents:
+            name, value = _weight(nice, "unified" in self.parents)
+            _set(os.path.join(self.parents["cpu"], name), value)
+        self._nicest = nice
 
     def _controllers(self) -> list[tuple[str, str]]:
         if "unified" in self.parents:
@@ -138,6 +155,8 @@ class Groups:
                 pass
             except OSError:
                 return False
+        if self._nice.pop(box, None) is not None:
+            self._weigh()
         return True
 
     def kill(self, box: str) -> None:
@@ -173,10 +192,18 @@ def _settings(controllers: set[str], limits: dict[str, Any], unified: bool) -> l
         settings += [("memory.swap.max", "0")] if unified else []
     if limits["pids"] and "pids" in controllers:
         settings.append(("pids.max", str(limits["pids"] + 1)))  # a command's init is one, too
+    if "cpu" in controllers:
+        settings.append(_weight(limits["nice"], unified))
     if limits["cpus"] and "cpu" in controllers:
         quota = str(max(int(limits["cpus"] * _PERIOD), 1000))
         settings.append(("cpu.max", f"{quota} {_PERIOD}") if unified else ("cpu.cfs_quota_us", quota))
     return settings
+
+
+def _weight(nice: int, unified: bool) -> tuple[str, str]:
+    """(file, value) that stands for a niceness."""
+    name, usual = ("cpu.weight", _WEIGHT) if unified else ("cpu.shares", _SHARES)
+    return name, str(min(max(round(usual * _STEP**-nice), 2), 10_000))
 
 
 def _set(path: str, value: str) -> None:

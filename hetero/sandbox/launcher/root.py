@@ -66,7 +66,7 @@ def _overlay(spec: dict[str, Any]) -> str:
     upper = ""
     if spec["upper"] == "tmpfs":
         os.makedirs("t", exist_ok=True)
-        size = f"size={spec['disk_bytes']},nr_inodes={spec['inodes'] + 16},mode=755"
+        size = f"size={spec['disk_bytes']},nr_inodes={spec['inodes']},mode=755"
         k.mount("tmpfs", "t", "tmpfs", k.MS_NOSUID | k.MS_NODEV, size)
         upper = "t/"
     for name in (upper + "u", upper + "w", "root"):
