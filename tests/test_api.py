@@ -98,7 +98,7 @@ COMMANDS = {
     "sandbox run": "ARGV --image --timeout --memory --stdin --tier --min-isolation",
     "sandbox shell": "--image --tier --min-isolation",
     "sandbox ls": "--json",
-    "sandbox gc": "--json",
+    "sandbox gc": "--image-days --json",
     "sandbox bench": "--json --n --crowd",
     "sandbox doctor": "--json",
     "sandbox audit verify": "JOURNAL",

@@ -72,9 +72,14 @@ def list_boxes(json: JsonOption = False) -> None:
 
 
 @sandbox.command()
-def gc(json: JsonOption = False) -> None:
-    """Remove what owners that are gone have left behind."""
-    command("sandbox_store", as_json=json, sweep=True)
+def gc(
+    image_days: Annotated[
+        float, typer.Option(min=0, help="Keep unpacked images that were used in so many days.")
+    ] = 30,
+    json: JsonOption = False,
+) -> None:
+    """Remove what owners that are gone have left behind, and unpacked images that nobody uses any more."""
+    command("sandbox_gc", image_days=image_days, as_json=json)
 
 
 @sandbox.command()

@@ -1,4 +1,4 @@
-"""`hetero sandbox ls | gc`."""
+"""`hetero sandbox ls`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,8 @@ import json
 from hetero.sandbox import store
 
 
-def run(as_json: bool, sweep: bool = False) -> None:
-    """List runs with their boxes and layers, or remove those without an owner."""
-    if sweep:
-        removed = store.sweep()
-        print(json.dumps({"removed": removed}) if as_json else f"removed {len(removed)} left-over run(s)")
-        return
+def run(as_json: bool) -> None:
+    """List runs with their boxes and layers."""
     runs = store.store_root() / "runs"
     for path in sorted(runs.glob("*/")) if runs.is_dir() else []:
         row = {

@@ -11,8 +11,9 @@ from hetero.sandbox import isolation
 from hetero.sandbox.box_files import BoxFiles
 from hetero.sandbox.box_python import BoxPython
 from hetero.sandbox.context import context
-from hetero.sandbox.errors import CapabilityUnavailable
+from hetero.sandbox.errors import CapabilityUnavailable, ImageError
 from hetero.sandbox.image import Image, as_image, workspace_layer
+from hetero.sandbox.oci.cache import hold
 from hetero.sandbox.policy import Policy
 from hetero.sandbox.snapshot import Snapshot, seal
 from hetero.sandbox.template import Template
@@ -70,6 +71,9 @@ class Sandbox(BoxFiles, BoxPython):
                 )
             shared.ready(template)
         layers = found.layers
+        for layer in layers:
+            if not hold(layer):
+                raise ImageError(f"The image's layer {layer} is gone.", "Load the image again.")
         if found.workspace:
             layers = (workspace_layer(shared.launcher.run, found.workspace), *layers)
         box = kind(shared, found, layers, policy or Policy(), labels or {}, _weaken)

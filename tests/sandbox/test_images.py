@@ -25,6 +25,7 @@ from hetero.sandbox.policy import Policy
 from hetero.sandbox.sandbox import Sandbox
 
 Make = Callable[..., Sandbox]
+Pack = Callable[[bytes], bytes]
 ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
 
 
@@ -54,7 +55,7 @@ def layer(*entries: tuple[tarfile.TarInfo, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def layout(path: Path, layers: Sequence[bytes], packed: bool = True, env: Sequence[str] = ()) -> Path:
+def layout(path: Path, layers: Sequence[bytes], pack: Pack = gzip.compress, env: Sequence[str] = ()) -> Path:
     """An OCI image layout."""
     blobs = path / "blobs/sha256"
     blobs.mkdir(parents=True)
@@ -68,7 +69,7 @@ def layout(path: Path, layers: Sequence[bytes], packed: bool = True, env: Sequen
         "rootfs": {"diff_ids": ["sha256:" + hashlib.sha256(each).hexdigest() for each in layers]},
         "config": {"Env": list(env)},
     }
-    rows = [put(gzip.compress(each, mtime=0) if packed else each) for each in layers]
+    rows = [put(pack(each)) for each in layers]
     manifest = {"config": put(json.dumps(config).encode()), "layers": rows}
     described = {
         **put(json.dumps(manifest).encode()),
@@ -155,7 +156,7 @@ def test_archives_are_read_like_directories(host_dir: Path) -> None:
     assert as_image(archive).layers == wanted
     assert as_image(docker_archive(host_dir / "docker.tar", layers)).layers == wanted
     assert oci_image(host_dir / "docker.tar", ref="tiny:1").layers == wanted
-    assert as_image(layout(host_dir / "plain", layers, packed=False)).layers == wanted
+    assert as_image(layout(host_dir / "plain", layers, pack=bytes)).layers == wanted
     with pytest.raises(ImageError, match="one is needed"):
         oci_image(host_dir / "docker.tar", ref="other:1")
 

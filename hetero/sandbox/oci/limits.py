@@ -6,11 +6,14 @@ import hashlib
 import importlib
 import zlib
 from dataclasses import dataclass
-from typing import IO, Protocol
+from typing import Protocol
 
 from hetero.sandbox.errors import ImageError
 
 _CHUNK = 1 << 20
+_ZSTD = ("compression.zstd", "zstandard")
+_WINDOW_LOG = 27
+"""A stream may ask for so much memory, 128 MB, and no more."""
 
 
 @dataclass(frozen=True)
@@ -104,22 +107,41 @@ class Plain:
         return self._source.read(size)
 
 
+class Zstd:
+    """A zstd stream. Frames follow each other, as in layers that can be fetched in parts."""
+
+    def __init__(self, source: Readable) -> None:
+        for name in _ZSTD:
+            try:
+                module = importlib.import_module(name)
+            except ImportError:
+                continue
+            self._error: type[Exception] = module.ZstdError
+            if name == "zstandard":
+                made = module.ZstdDecompressor(max_window_size=1 << _WINDOW_LOG)
+                self._reader: Readable = made.stream_reader(source, read_across_frames=True)
+            else:
+                options = {module.DecompressionParameter.window_log_max: _WINDOW_LOG}
+                self._reader = module.ZstdFile(source, options=options)
+            return
+        raise ImageError(
+            "A layer is compressed with zstd, which needs Python 3.14 or the package zstandard.",
+            "pip install zstandard",
+        )
+
+    def read(self, size: int = -1, /) -> bytes:
+        """At most `size` bytes."""
+        try:
+            return self._reader.read(_CHUNK if size < 0 else size)
+        except (self._error, EOFError) as error:
+            raise ImageError(f"A layer's zstd stream is broken: {error}.", "Fetch it again.") from error
+
+
 def decompressed(source: Readable) -> Readable:
-    """The tar stream of a layer: plain, gzip or, with the package zstandard, zstd. Raises ImageError."""
+    """The tar stream of a layer: plain, gzip, or zstd where that can be read. Raises ImageError."""
     start = source.read(4)
     if start[:2] == b"\x1f\x8b":
         return Inflated(source, start)
-    if start == b"\x28\xb5\x2f\xfd":
-        return _zstd(Plain(source, start))
+    if start == b"\x28\xb5\x2f\xfd" or (start[1:] == b"\x2a\x4d\x18" and start[0] >> 4 == 5):
+        return Zstd(Plain(source, start))
     return Plain(source, start)
-
-
-def _zstd(source: Readable) -> IO[bytes]:
-    try:
-        zstandard = importlib.import_module("zstandard")
-    except ImportError:
-        raise ImageError(
-            "A layer is compressed with zstd, which needs the package zstandard.", "pip install zstandard"
-        ) from None
-    found: IO[bytes] = zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(source)
-    return found

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import secrets
 from pathlib import Path
 
 from hetero.sandbox.errors import ImageError
 from hetero.sandbox.launcher import tree
+from hetero.sandbox.oci.cache import directory, hold
 from hetero.sandbox.oci.layout import Blob, Files, find, opened
 from hetero.sandbox.oci.limits import Hashed, ImageLimits, decompressed
 from hetero.sandbox.oci.unpack import Layer
-from hetero.sandbox.store import private_directory, store_root
+from hetero.sandbox.store import private_directory
 
 
 def load(
@@ -19,13 +22,12 @@ def load(
     """(layer directories, newest first; the image's environment). Raises ImageError; nothing of a layer that
     fails is kept."""
     limits = limits or ImageLimits()
-    cache = store_root() / "images"
-    cache.mkdir(mode=0o755, parents=True, exist_ok=True)
+    cache = directory()
     with opened(path) as files:
         found = find(files, ref)
         num_bytes = num_entries = 0
         for blob in dict.fromkeys(found.layers):
-            if not (cache / blob.diff).is_dir():
+            while not hold(str(cache / blob.diff)):
                 num_bytes, num_entries = _unpack(files, blob, cache, limits, num_bytes, num_entries)
     return tuple(str(cache / blob.diff) for blob in reversed(found.layers)), found.env
 
@@ -34,6 +36,8 @@ def _unpack(
     files: Files, blob: Blob, cache: Path, limits: ImageLimits, num_bytes: int, num_entries: int
 ) -> tuple[int, int]:
     part = private_directory(cache / f"{blob.diff}.{secrets.token_hex(4)}.part")
+    lock = os.open(part, os.O_RDONLY | os.O_CLOEXEC)
+    fcntl.flock(lock, fcntl.LOCK_EX)  # nobody takes it for the leftovers of a process that was killed
     try:
         root = private_directory(part / "layer")
         root.chmod(0o755)
@@ -53,4 +57,5 @@ def _unpack(
         raise ImageError(f"The image lacks the layer {error}.", "Fetch it again.") from error
     finally:
         tree.remove(str(part))
+        os.close(lock)
     return num_bytes + inner.total, layer.num_entries
