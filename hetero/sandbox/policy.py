@@ -43,7 +43,7 @@ class Limits:
     out_keep: int = 65_536
     out_kill: int = 16 << 20
     open_files: int = 1024
-    nice: int = 10
+    nice: int = 5
 
     def __post_init__(self) -> None:
         for name in ("pids", "disk_mb", "inodes", "out_keep", "out_kill", "open_files"):
