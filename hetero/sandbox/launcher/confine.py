@@ -34,29 +34,27 @@ _RESET = (
 LANDLOCK = landlock.abi()
 
 
-READY = b"r"
-"""What the init of the command's PID namespace says when /proc is mounted."""
 OURS = "!"
 """How reports of failures begin that are ours, not the command's."""
 
 
 def become_command(
-    request: dict[str, Any], stdio: tuple[int, int, int], seat: Seat, tied: tuple[int, int]
+    request: dict[str, Any], stdio: tuple[int, int, int], seat: Seat, report: int, nested: bool
 ) -> NoReturn:
     """Confine this process and execute the request's command.
 
     Args:
-        tied: (descriptor on which init says that it is ready, or -1; descriptor for errno and text of a
-            failure).
+        report: descriptor for errno and text of a failure.
+        nested: the PID namespace is the command's own, and lacks its /proc.
     """
-    stage, (ready, report) = "", tied
+    stage = ""
     try:
         seat.take()
         attach(request, stdio)
         limit(request)
+        if nested:
+            k.mount("proc", "/proc", "proc", k.MS_NOSUID | k.MS_NODEV | k.MS_NOEXEC)
         disarm(request)
-        if ready >= 0 and (said := os.read(ready, 64)) != READY:
-            raise OSError(int(said or b"5"), "the command's init has ended")
         os.dup2(report, 3, inheritable=False)
         report = 3
         k.close_all_but((0, 1, 2, 3))

@@ -15,7 +15,7 @@ import time
 from hetero.sandbox.launcher import kernel as k
 from hetero.sandbox.launcher import wire
 from hetero.sandbox.launcher.box import ENTERED, become
-from hetero.sandbox.launcher.confine import OURS, READY, become_command
+from hetero.sandbox.launcher.confine import OURS, become_command
 from hetero.sandbox.launcher.groups import Seat
 from hetero.sandbox.launcher.layers import changed_since, open_upper
 from hetero.sandbox.launcher.pump import Pump
@@ -41,10 +41,10 @@ def execute(
     upper = open_upper(first)
     enter(handle, request["uid"], request["weaken"])
     nested = "pidns" not in request["weaken"]
-    init, ready = _start_init(seat) if nested else (-1, -1)
+    init = _start_init(seat) if nested else -1
     request["terminal"] = tty >= 0
     stdio, ours = _pipes(tty, request["stdin"] is not None)
-    main, failure = _start_command(request, stdio, seat, ready)
+    main, failure = _start_command(request, stdio, seat, nested)
     for handle in set(stdio):
         os.close(handle)
     pump = Pump(request, channel, lifeline, main[1], ours, upper)
@@ -68,33 +68,29 @@ def enter(box: int, uid: int, weaken: list[str]) -> None:
     k.unshare(k.CLONE_NEWNS | (k.CLONE_NEWPID if "pidns" not in weaken else 0))
 
 
-def _start_init(seat: Seat) -> tuple[int, int]:
-    """(pid, descriptor on which it says that it is ready): the command is made meanwhile."""
-    ready, done = os.pipe()
+def _start_init(seat: Seat) -> int:
+    """Its pid. Nobody waits for what it does."""
+    k.prctl(k.PR_SET_DUMPABLE, 0)  # and so are those that are forked from here: /proc tells nothing of them
     worker = k.pidfd_open(os.getpid())
     pid, handle = k.clone(0, seat.birth)
     if pid == 0:
-        _init(seat, done, worker)
-    for number in (done, worker, handle):
+        _init(seat, worker)
+    for number in (worker, handle):
         os.close(number)
-    return pid, ready
+    return pid
 
 
-def _init(seat: Seat, done: int, worker: int) -> None:
-    """G: mounts the namespace's /proc, then reaps until it is killed. `worker`: pidfd of M."""
+def _init(seat: Seat, worker: int) -> None:
+    """G: reaps until it is killed. `worker`: pidfd of M."""
     try:
         k.prctl(k.PR_SET_PDEATHSIG, k.SIGKILL)
         poll = select.poll()
         poll.register(worker, select.POLLIN)
         if poll.poll(0):  # it was killed before that
             os._exit(1)
-        k.prctl(k.PR_SET_DUMPABLE, 0)
         _signal.pthread_sigmask(_signal.SIG_BLOCK, [k.SIGCHLD])
         seat.take()
-        k.mount("proc", "/proc", "proc", k.MS_NOSUID | k.MS_NODEV | k.MS_NOEXEC)
-        os.write(done, READY)
-    except OSError as error:
-        os.write(done, str(error.errno or 5).encode())
+    except OSError:
         os._exit(1)
     k.close_all_but(())
     while True:
@@ -120,16 +116,14 @@ def _pipes(tty: int, with_input: bool) -> tuple[tuple[int, int, int], dict[str, 
 
 
 def _start_command(
-    request: dict[str, Any], stdio: tuple[int, int, int], seat: Seat, ready: int
+    request: dict[str, Any], stdio: tuple[int, int, int], seat: Seat, nested: bool
 ) -> tuple[tuple[int, int], int]:
     """((pid, pidfd), descriptor that tells why the exec failed)."""
     failure, report = os.pipe()
     pid, handle = k.clone(0, seat.birth)
     if pid == 0:
-        become_command(request, stdio, seat, (ready, report))
+        become_command(request, stdio, seat, report, nested)
     os.close(report)
-    if ready >= 0:
-        os.close(ready)
     return (pid, handle), failure
 
 
