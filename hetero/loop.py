@@ -84,7 +84,7 @@ def advance(parts: Parts, step: int) -> int:
     clock.add("reward", rolled.seconds_reward)
     parts.stop.check()
     with clock.part("train"):
-        trained = update(parts, step, rolled)
+        trained = update(parts, step, rolled, clock)
     data = {
         "data/epoch": cursor.order["serial"] / parts.order.num_rows,
         "data/prompts_seen": cursor.order["serial"],
@@ -159,7 +159,7 @@ def carry_on(parts: Parts) -> bool:
     return parts.engine.step()
 
 
-def update(parts: Parts, step: int, rolled: Rollout) -> dict[str, float]:
+def update(parts: Parts, step: int, rolled: Rollout, clock: Clock) -> dict[str, float]:
     """Advantages, gradient, optimiser: the adapter is one version further, unless nothing could be learnt."""
     parts.watch.phase(step, "train")
     rl = parts.recipe.rl
@@ -170,7 +170,10 @@ def update(parts: Parts, step: int, rolled: Rollout) -> dict[str, float]:
     samples = train_samples(rolled.groups, train_truncated=rl.train_truncated)
     if not samples:
         return {"loss": 0.0, "grad_norm": 0.0, "learning_rate": parts.trainer.schedule(step - 1)}
-    return parts.trainer.forward_backward(samples) | parts.trainer.optim_step()
+    with clock.part("backward"):
+        seen = parts.trainer.forward_backward(samples)
+    with clock.part("optim"):
+        return seen | parts.trainer.optim_step()
 
 
 def check_base(parts: Parts, step: int) -> bool:

@@ -175,9 +175,9 @@ class Trainer:
         num_tokens counts the tokens of all trained samples so far, lora/update_ratio is the norm of this
         update over lora/ab_norm; see `adapter_norms`, `lora_grad_experts`.
 
-        Nothing to apply (no group entered) or a gradient that is not finite leaves masters, moments and
-        version alone and is counted. Raises TrainingError without forward_backward before it, or after
-        MAX_NONFINITE_STEPS non-finite gradients in a row.
+        Nothing to apply (no group entered, or every token is masked or clipped) or a gradient that is not
+        finite leaves masters, moments and version alone and is counted. Raises TrainingError without
+        forward_backward before it, or after MAX_NONFINITE_STEPS non-finite gradients in a row.
         """
         if not self._num_calls:
             raise TrainingError(
@@ -189,7 +189,7 @@ class Trainer:
         self.state.step += 1
         self.state.num_tokens += self._num_tokens
         moved = 0.0
-        if not self._denominator:
+        if not self._denominator or norm == 0.0:
             self.state.empty_steps += 1
         elif not math.isfinite(norm):
             self.state.nonfinite_steps += 1

@@ -19,7 +19,7 @@ completions/mean_length completions/min_length completions/max_length completion
 clip_ratio/low_mean clip_ratio/high_mean clip_ratio/region_mean weights/adapter_version weights/base_hash_ok
 num_tokens lora/delta_norm lora/ab_norm lora/update_ratio moe/cpu_expert_frac
 mismatch/masked_token_frac mismatch/masked_seq_frac mismatch/masked_by_length mismatch/correction_mean
-perf/tokens_s perf/peak_ram_gb time/idle_cpu_frac
+perf/tokens_s perf/peak_ram_gb time/idle_cpu_frac time/backward time/optim
 mismatch/logp_abs_max mismatch/logp_abs_mean mismatch/logp_abs_p99 mismatch/kl_k1 mismatch/kl_k3 mismatch/ess
 mismatch/bitwise_equal_frac mismatch/is_mean mismatch/tokens
 off_policy/version_lag_mean off_policy/version_lag_max off_policy/ratio_mean off_policy/ratio_max

@@ -214,6 +214,24 @@ def test_gradient_and_metrics_do_not_depend_on_the_cut(
     assert 0 < told["mismatch/masked_token_frac"] < 1 or mode == "token_truncate"
 
 
+def test_a_step_in_which_everything_is_masked_changes_nothing(
+    load_dense: Callable[..., PreTrainedModel], make_samples: Callable[..., list[TrainSample]]
+) -> None:
+    """Not even by the momentum of the steps before."""
+    model = load_dense()
+    trainer = Trainer(model, lr=1e-2, correction=Correction("token_mask", 1.0, 1.0 + 1e-9))
+    fresh = make_samples()
+    fresh = [replace(s, logprobs=p) for s, p in zip(fresh, trainer.score(fresh), strict=True)]
+    trainer.forward_backward([replace(s, proximal_logprobs=s.logprobs) for s in fresh])
+    assert trainer.optim_step()["lora/update_ratio"] > 0
+    before = {name: p.detach().clone() for name, p in lora_parameters(model).items()}
+    assert trainer.forward_backward(stale(make_samples))["mismatch/masked_token_frac"] == 1
+    done = trainer.optim_step()
+    assert (done["grad_norm"], done["optim/empty_steps"], done["optim/updates"]) == (0, 1, 1)
+    assert done["lora/update_ratio"] == 0
+    assert all(torch.equal(p, before[name]) for name, p in lora_parameters(model).items())
+
+
 def test_several_updates_with_one_batch_are_decoupled(
     load_dense: Callable[..., PreTrainedModel], make_samples: Callable[..., list[TrainSample]]
 ) -> None:
@@ -231,4 +249,3 @@ def test_several_updates_with_one_batch_are_decoupled(
     assert first["mismatch/correction_mean"] == second["mismatch/correction_mean"] < 1.5
     bypass = Trainer(model, lr=3e-2)
     assert bypass.forward_backward(samples)["mismatch/correction_mean"] == 1
-    assert lora_parameters(model)
