@@ -175,6 +175,7 @@ class Launcher:
             if pid == 0:
                 break
             self.templates.ended(pid)
+            self.workers.ended(pid)
             name = self.where.pop(pid, None)
             if name is not None and name in self.boxes:
                 known = self.boxes[name]

@@ -71,6 +71,12 @@ class Workers:
                 self._line.close()
         raise OSError(5, "workers are killed while they wait")
 
+    def ended(self, pid: int) -> None:
+        """Forget the one that is ready, if it was this process: somebody has killed it."""
+        if self.ready and pid == self._pid:
+            self.ready = False
+            self._line.close()
+
     def close(self) -> None:
         """End the one that is ready, and wait for it."""
         if self.ready:
