@@ -104,9 +104,10 @@ COMMANDS = {
     "sandbox audit verify": "JOURNAL",
     "sandbox audit show": "JOURNAL --json",
     "bench machine": "--threads --json",
-    "bench moe": "--shape --format --tokens --threads --isa --backward --recompute --lora-rank --against "
-    "--rivals " + TIMED,
-    "bench linear": "--shape --format --tokens --threads --isa --backward --lora-rank --against " + TIMED,
+    "bench moe": "--shape --format --group-size --tokens --threads --isa --backward --recompute "
+    "--lora-rank --against --rivals " + TIMED,
+    "bench linear": "--shape --format --group-size --tokens --threads --isa --backward --lora-rank --against "
+    + TIMED,
     "bench attention": "--shape --tokens --context --threads --isa --backward --against " + TIMED,
     "bench decode": MODEL,
     "bench prefill": MODEL,

@@ -11,7 +11,7 @@ import torch
 from hetero.bench.machine import Machine
 from hetero.bench.timing import Budget, Times
 from hetero.errors import ArgumentError
-from hetero.formats import FORMATS
+from hetero.formats import FORMATS, packing
 from hetero.kernels import cpu
 
 PEERS = {"torch": torch.bfloat16, "torch-fp32": torch.float32}
@@ -28,6 +28,7 @@ class Settings:
     Attributes:
         shape: a model's name or numbers (see `hetero.bench.shapes`).
         format: of the weights, a name of `hetero.formats`.
+        group_size: values of K that share a scale; None: the format's own.
         tokens: rows of every case.
         isas: instruction sets to run; empty: the machine's default.
         backward: time forward and backward instead of forward alone.
@@ -42,6 +43,7 @@ class Settings:
 
     shape: str
     format: str = "bf16"
+    group_size: int | None = None
     tokens: tuple[int, ...] = (1, 8, 32, 2048)
     isas: tuple[str, ...] = ()
     backward: bool = False
@@ -57,6 +59,7 @@ class Settings:
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
             raise ArgumentError(f"--format is {self.format!r}; hetero has {', '.join(FORMATS)}")
+        packing(self.format, self.group_size)
         peers = (*PEERS, *EXPERT_PEERS)
         if self.against is not None and self.against not in peers:
             raise ArgumentError(f"--against is {self.against!r}; the peers are {', '.join(peers)}")
@@ -92,6 +95,7 @@ def record(
         "op": op,
         "shape": shape,
         "format": settings.format,
+        "group_size": packing(settings.format, settings.group_size).group_size,
         "isa": isa,
         "tokens": tokens,
         "threads": machine.threads,

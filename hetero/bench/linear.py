@@ -38,7 +38,7 @@ class Bench:
     def __init__(self, shape: LinearShape, settings: Settings) -> None:
         self.shape, self.settings, n, k = shape, settings, shape.N, shape.K
         generator = torch.Generator().manual_seed(settings.seed)
-        source, form = 2 * n * k, packing(settings.format)
+        source, form = 2 * n * k, packing(settings.format, settings.group_size)
         dtype = settings.peer_dtype
         copy = form.nbytes(n, k) + (dtype.itemsize * n * k if settings.against else 0)
         copies = num_copies(copy, 4 * source, settings.rotate)

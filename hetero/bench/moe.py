@@ -18,6 +18,7 @@ from hetero.bench.peers import make_peer, peer_bytes
 from hetero.bench.routing import calls_to_see_all, deal
 from hetero.bench.shapes import MoeShape, moe_shape
 from hetero.bench.timing import Times, time_calls, time_pairs
+from hetero.formats import packing
 from hetero.kernels import cpu, ops
 
 
@@ -40,15 +41,16 @@ class Bench:
     def __init__(self, settings: Settings, threads: int) -> None:
         self.settings, self.shape = settings, moe_shape(settings.shape)
         shape = self.shape
+        how = packing(settings.format, settings.group_size)
         theirs = peer_bytes(settings, shape.weights, shape.E)
-        copies = layer_copies(shape, settings.format, settings.rotate, theirs)
+        copies = layer_copies(shape, how, settings.rotate, theirs)
         weights = Weights(shape, settings.seed)
         self.inputs = {tokens: _inputs(shape, tokens, settings.seed) for tokens in settings.tokens}
         rank = settings.lora_rank
         self.loras = [lora_factors(shape, rank, i) if rank else None for i in range(copies)]
-        self.layers = [weights.store(settings.format)]
+        self.layers = [weights.store(how)]
         self.expected = self._expect(weights)
-        self.layers += [weights.store(settings.format) for _ in range(copies - 1)]
+        self.layers += [weights.store(how) for _ in range(copies - 1)]
         self.peer = make_peer(settings, weights, copies, threads)
 
     def _expect(self, weights: Weights) -> dict[int, Expected]:

@@ -7,7 +7,7 @@ import torch
 from hetero.bench.memory import num_copies
 from hetero.bench.shapes import MoeShape
 from hetero.experts import ExpertStore
-from hetero.formats import FORMATS
+from hetero.formats import Packing
 from hetero.kernels.ops import ExpertLoraFactors
 
 
@@ -23,11 +23,12 @@ class Weights:
         self.gate_up_bias = torch.randn(e, 2 * i, generator=generator) if shape.bias else None
         self.down_bias = torch.randn(e, h, generator=generator) if shape.bias else None
 
-    def store(self, format: str) -> ExpertStore:
+    def store(self, how: Packing) -> ExpertStore:
         return ExpertStore.from_tensors(
             self.gate_up,
             self.down,
-            format,
+            how.format.name,
+            group_size=how.group_size if how.format.group_sizes else None,
             activation=self.shape.activation,
             limit=self.shape.limit,
             gate_up_bias=self.gate_up_bias,
@@ -45,13 +46,13 @@ def _stack(e: int, n: int, k: int, generator: torch.Generator) -> torch.Tensor:
     return stack.view(e, n, k)
 
 
-def layer_copies(shape: MoeShape, format: str, rotate: int, peer_bytes: int = 0) -> int:
+def layer_copies(shape: MoeShape, how: Packing, rotate: int, peer_bytes: int = 0) -> int:
     """Copies of the layer to rotate over; `peer_bytes` more per copy are the peer's. Raises CapacityError."""
     e, h, i = shape.E, shape.hidden, shape.intermediate
-    own = e * (FORMATS[format].nbytes(2 * i, h) + FORMATS[format].nbytes(h, i))
+    own = e * (how.nbytes(2 * i, h) + how.nbytes(h, i))
     source = 2 * e * shape.weights
     # The source stays while copies are packed; the reference may need what a store dequantises to.
-    return num_copies(own + peer_bytes, source if format == "bf16" else 2 * source, rotate)
+    return num_copies(own + peer_bytes, source if how.format.name == "bf16" else 2 * source, rotate)
 
 
 def lora_factors(shape: MoeShape, rank: int, seed: int) -> ExpertLoraFactors:

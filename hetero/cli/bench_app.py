@@ -20,6 +20,10 @@ ThreadsOption = Annotated[
     int | None, typer.Option(min=1, help="Threads of the kernels; default: all physical cores.")
 ]
 FormatOption = Annotated[str, typer.Option(help="Weight format, such as bf16.")]
+GroupOption = Annotated[
+    int | None,
+    typer.Option(help="Values that share a scale: 32, 64 or 128; default: the format's own."),
+]
 TokensOption = Annotated[str, typer.Option(help="Rows of every case, with commas between.")]
 IsaOption = Annotated[
     str | None, typer.Option(help="Instruction sets, with commas between; default: the best here.")
@@ -53,6 +57,7 @@ def moe(
         str, typer.Option(help=f"{MODEL_SHAPES}: E=128,top_k=8,hidden=2048,intermediate=768.")
     ] = "qwen3-30b-a3b",
     format: FormatOption = "bf16",
+    group_size: GroupOption = None,
     tokens: TokensOption = "1,8,32,2048",
     threads: ThreadsOption = None,
     isa: IsaOption = None,
@@ -72,8 +77,9 @@ def moe(
     json: JsonOption = False,
 ) -> None:
     """Measure one layer of routed experts."""
-    wanted = {"shape": shape, "format": format, "backward": backward, "lora_rank": lora_rank}
-    wanted |= {"against": against, "recompute": recompute, "rotate": int(rotate_gb * 1e9), "rivals": rivals}
+    wanted = {"shape": shape, "format": format, "group_size": group_size, "backward": backward}
+    wanted |= {"lora_rank": lora_rank, "against": against, "recompute": recompute, "rivals": rivals}
+    wanted |= {"rotate": int(rotate_gb * 1e9)}
     _kernels("moe", wanted, tokens, threads, isa, repeats, seconds, svg, json)
 
 
@@ -83,6 +89,7 @@ def linear(
         str, typer.Option(help=f"{MODEL_SHAPES}: N=4096,K=2048. MODEL/o_proj is one linear of it.")
     ] = "qwen3-30b-a3b",
     format: FormatOption = "bf16",
+    group_size: GroupOption = None,
     tokens: TokensOption = "1,8,32,2048",
     threads: ThreadsOption = None,
     isa: IsaOption = None,
@@ -96,8 +103,8 @@ def linear(
     json: JsonOption = False,
 ) -> None:
     """Measure the dense linears of a model."""
-    wanted = {"shape": shape, "format": format, "backward": backward, "lora_rank": lora_rank}
-    wanted |= {"against": against, "rotate": int(rotate_gb * 1e9)}
+    wanted = {"shape": shape, "format": format, "group_size": group_size, "backward": backward}
+    wanted |= {"lora_rank": lora_rank, "against": against, "rotate": int(rotate_gb * 1e9)}
     _kernels("linear", wanted, tokens, threads, isa, repeats, seconds, svg, json)
 
 

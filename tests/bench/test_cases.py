@@ -17,7 +17,7 @@ from hetero.bench.case import PEERS, Settings
 from hetero.bench.machine import Machine
 from hetero.bench.timing import Budget, check, time_calls
 from hetero.cli.app import app
-from hetero.errors import ArgumentError, WrongResultError
+from hetero.errors import ArgumentError, ShapeError, WrongResultError
 from hetero.formats import FORMATS
 from hetero.kernels import cpu, ops
 
@@ -48,6 +48,20 @@ def test_forward_of_every_isa(machine: Machine, isa: str) -> None:
         assert [(line["tokens"], line["isa"]) for line in lines] == [(1, isa), (33, isa)]
         for line in lines:
             complete(line, machine)
+
+
+def test_groups_of_another_size(machine: Machine) -> None:
+    sizes = {}
+    for group in (None, 32, 128):
+        (line,) = moe.cases(settings(MOE, format="int4", group_size=group, tokens=(33,)), machine)
+        complete(line, machine)
+        sizes[line["group_size"]] = line["gbps"] * line["ms"]  # bytes of a call
+        (dense,) = linear.cases(settings(LINEAR, format="int4", group_size=group, tokens=(33,)), machine)
+        assert dense["group_size"] == line["group_size"]
+    assert set(sizes) == {32, 128}
+    assert sizes[128] < 0.95 * sizes[32]
+    with pytest.raises(ShapeError, match="group_size=32"):
+        settings(MOE, format="fp8", group_size=32)
 
 
 @pytest.mark.parametrize("format", [name for name, row in FORMATS.items() if not row.imported])
