@@ -38,6 +38,7 @@ uint32_t detect() {
   features |= kAvx2;
   if (!zmm || !bit(b, 16) || !bit(b, 17) || !bit(b, 30) || !bit(b, 31)) return features;
   features |= kAvx512;
+  if (bit(c, 11)) features |= kAvx512Vnni;
 #ifdef HETERO_TRAPPED
   return features | kAvx512Bf16 | kAmx;  // tests/cpp/trapped.cc does what the processor lacks
 #endif

@@ -9,8 +9,9 @@ enum CpuFeature : uint32_t {
   kNoFeature = 0,
   kAvx2 = 1u << 0,        // AVX2, FMA and F16C
   kAvx512 = 1u << 1,      // AVX-512 F, BW, DQ, VL
-  kAvx512Bf16 = 1u << 2,  // VDPBF16PS
-  kAmx = 1u << 3,         // AMX-TILE and AMX-BF16, with the kernel's permission for the tile state
+  kAvx512Vnni = 1u << 2,  // VPDPBUSD
+  kAvx512Bf16 = 1u << 3,  // VDPBF16PS
+  kAmx = 1u << 4,         // AMX-TILE and AMX-BF16, with the kernel's permission for the tile state
 };
 
 // Bits of CpuFeature; found once. Asking for AMX requests the permission from Linux for this

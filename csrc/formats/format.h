@@ -55,14 +55,23 @@ enum class Scheme : int {
   kTable,  // the nearest entry of an ascending table
 };
 
+// The values of a table as whole numbers: value = unit * (digit - middle).
+struct Digits {
+  uint8_t digit[16];  // of every code; at most 31
+  bool plain;         // a code is its own digit; otherwise scales are Scale::kE8m0, without minima
+  int middle;
+  float unit;
+};
+
 struct Format {
   const char* name = "";
   Code code = Code::kInt8;
   Scale scale = Scale::kBf16;
   bool has_min = false;
   Rounding rounding = Rounding::kEven;
-  int group = 32;                // values of K that share a scale: a multiple of 32
-  const float* table = nullptr;  // of kTable4: 16 values
+  int group = 32;                  // values of K that share a scale: a multiple of 32
+  const float* table = nullptr;    // of kTable4: 16 values
+  const Digits* digits = nullptr;  // the same; null where they are no such numbers
   Scheme scheme = Scheme::kNone;
   // Not kNone: the panel is laid out by formats/kquant.h, which then says what is not said here.
   KQuant kquant = KQuant::kNone;

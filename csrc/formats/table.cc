@@ -11,6 +11,12 @@ const float kUnsigned[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 1
 // e2m1 (OCP Microscaling Formats, version 1.0).
 const float kE2m1[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
                          -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+const Digits kSignedDigits = {
+    {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, true, 8, 1.0f};
+const Digits kUnsignedDigits = {
+    {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, true, 0, 1.0f};
+const Digits kE2m1Digits = {
+    {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0}, false, 12, 0.5f};
 // Quantiles of the normal distribution (Dettmers et al., 2023).
 const float kNf4[16] = {-1.0f,
                         -0.6961928009986877f,
@@ -36,22 +42,29 @@ const float kNf4[16] = {-1.0f,
 // weights, which four panels then share; quantising gives every panel its own. mxfp4: products are
 // exact; the smallest scale, 2^-127, counts as zero, as denormals do.
 const Format kFormats[] = {
-    // name, code, scale, has_min, rounding, group, table, scheme
-    {"int8", Code::kInt8, Scale::kOdd, false, Rounding::kNoTies, 32, nullptr, Scheme::kSymmetric8},
-    {"int8_asym", Code::kInt8, Scale::kBf16, true, Rounding::kEven, 32, nullptr, Scheme::kRange8},
-    {"int4", Code::kTable4, Scale::kBf16, false, Rounding::kExact, 32, kSigned,
+    // name, code, scale, has_min, rounding, group, table, digits, scheme
+    {"int8", Code::kInt8, Scale::kOdd, false, Rounding::kNoTies, 32, nullptr, nullptr,
+     Scheme::kSymmetric8},
+    {"int8_asym", Code::kInt8, Scale::kBf16, true, Rounding::kEven, 32, nullptr, nullptr,
+     Scheme::kRange8},
+    {"int4", Code::kTable4, Scale::kBf16, false, Rounding::kExact, 32, kSigned, &kSignedDigits,
      Scheme::kSymmetric4},
-    {"int4_asym", Code::kTable4, Scale::kBf16, true, Rounding::kEven, 32, kSigned, Scheme::kRange4},
-    {"fp8", Code::kFp8, Scale::kPanelF32, false, Rounding::kEven, 128, nullptr, Scheme::kFp8},
-    {"mxfp4", Code::kTable4, Scale::kE8m0, false, Rounding::kExact, 32, kE2m1, Scheme::kMxfp4},
-    {"nf4", Code::kTable4, Scale::kBf16, false, Rounding::kEven, 64, kNf4, Scheme::kTable},
+    {"int4_asym", Code::kTable4, Scale::kBf16, true, Rounding::kEven, 32, kSigned, &kSignedDigits,
+     Scheme::kRange4},
+    {"fp8", Code::kFp8, Scale::kPanelF32, false, Rounding::kEven, 128, nullptr, nullptr,
+     Scheme::kFp8},
+    {"mxfp4", Code::kTable4, Scale::kE8m0, false, Rounding::kExact, 32, kE2m1, &kE2m1Digits,
+     Scheme::kMxfp4},
+    {"nf4", Code::kTable4, Scale::kBf16, false, Rounding::kEven, 64, kNf4, nullptr, Scheme::kTable},
     // Of GGUF files: their codes and their half-precision scales as they are.
-    {"q8_0", Code::kInt8, Scale::kF16, false, Rounding::kEven, 32, nullptr, Scheme::kNone},
-    {"q4_0", Code::kTable4, Scale::kF16, false, Rounding::kEven, 32, kSigned, Scheme::kNone},
-    {"q4_1", Code::kTable4, Scale::kF16, true, Rounding::kEven, 32, kUnsigned, Scheme::kNone},
-    {"q4_k", {}, {}, true, {}, 32, nullptr, Scheme::kNone, KQuant::kQ4},
-    {"q5_k", {}, {}, true, {}, 32, nullptr, Scheme::kNone, KQuant::kQ5},
-    {"q6_k", {}, {}, false, {}, 16, nullptr, Scheme::kNone, KQuant::kQ6},
+    {"q8_0", Code::kInt8, Scale::kF16, false, Rounding::kEven, 32, nullptr, nullptr, Scheme::kNone},
+    {"q4_0", Code::kTable4, Scale::kF16, false, Rounding::kEven, 32, kSigned, &kSignedDigits,
+     Scheme::kNone},
+    {"q4_1", Code::kTable4, Scale::kF16, true, Rounding::kEven, 32, kUnsigned, &kUnsignedDigits,
+     Scheme::kNone},
+    {"q4_k", {}, {}, true, {}, 32, nullptr, nullptr, Scheme::kNone, KQuant::kQ4},
+    {"q5_k", {}, {}, true, {}, 32, nullptr, nullptr, Scheme::kNone, KQuant::kQ5},
+    {"q6_k", {}, {}, false, {}, 16, nullptr, nullptr, Scheme::kNone, KQuant::kQ6},
 };
 
 }  // namespace

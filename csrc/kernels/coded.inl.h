@@ -1,6 +1,7 @@
 // Products with coded panels.
 #pragma once
 
+#include "kernels/digits.inl.h"
 #include "kernels/pack.inl.h"
 #include "kernels/slabs.inl.h"
 #include "kernels/weigh.inl.h"
@@ -31,11 +32,25 @@ inline void multiply_pieces(const void* a, int rows, int k_pad, const Format& fo
   });
 }
 
+size_t coded_a_bytes(const Format& format, int rows, int k_pad) {
+  if (has_digits(format)) return digit_rows_bytes<Bytes>(rows, k_pad);
+  return a_bytes(rows, k_pad);
+}
+
+void pack_coded_a_block(const Format& format, const uint16_t* const* row_ptrs, int rows, int k,
+                        int k_pad, int block, void* dst) {
+  if (has_digits(format)) {
+    return pack_digit_rows<Bytes>(format, row_ptrs, rows, k, k_pad, block, dst);
+  }
+  pack_a_block(row_ptrs, rows, k, k_pad, block, dst);
+}
+
 void gemm_coded(const void* a, int rows, int k_pad, const Format& format, const std::byte* panel,
                 uint16_t* scratch, float* c, int ldc) {
   if (format.kquant != KQuant::kNone) {
     return multiply_pieces(a, rows, k_pad, format, panel, scratch, c, ldc);
   }
+  if (has_digits(format)) return multiply_digits<Bytes>(a, rows, k_pad, format, panel, c, ldc);
   if constexpr (Tile::kFloats && V::kLanes > 1) {
     by_code(format, [&](auto decoder) {
       using Decoder = decltype(decoder);

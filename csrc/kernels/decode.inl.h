@@ -138,14 +138,15 @@ struct Decoder<Code::kTable4> {
 
 // Fetches what lies `ahead` bytes behind one step of a slab, and behind the scales that may follow
 // the slab. Always inline: GCC takes a function that only fetches for one without effects, and
-// drops its calls.
-template <class Decoder>
-[[gnu::always_inline]] inline void fetch(const std::byte* codes, int step, ptrdiff_t ahead) {
+// drops its calls. Where a slab is gone through kParts times, each fetches its part.
+template <class Decoder, int kParts = 1>
+[[gnu::always_inline]] inline void fetch(const std::byte* codes, int step, ptrdiff_t ahead,
+                                         int part = 0) {
   constexpr int kBytes = Decoder::kSlabBytes / (kPanel / kStep);
   const std::byte* from = codes + ahead + step / kStep * kBytes;
 #pragma GCC unroll 4
-  for (int byte = 0; byte < kBytes; byte += 64) Codes::prefetch(from + byte);
-  if (step + kStep == kPanel) Codes::prefetch(from + kBytes);
+  for (int byte = 64 * part; byte < kBytes; byte += 64 * kParts) Codes::prefetch(from + byte);
+  if (part == 0 && step + kStep == kPanel) Codes::prefetch(from + kBytes);
 }
 
 // body(decoder) with the decoder of `format`.

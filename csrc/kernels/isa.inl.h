@@ -1,5 +1,6 @@
-// The body of every isa_<name>.cc, which first includes its tile and vector headers (they define
-// `Tile` and `Vec`) and defines HETERO_ISA, HETERO_VEC and HETERO_PEAK (the header of its peak).
+// The body of every isa_<name>.cc, which first includes its tile, vector and byte headers (they
+// define `Tile`, `Vec` and `Bytes`) and defines HETERO_ISA, HETERO_VEC and HETERO_PEAK (the header
+// of its peak).
 //
 // Everything here has internal linkage and no STL is used: a weak symbol (an inline function, a
 // template instance) compiled with -mavx512f could be chosen by the linker for code that runs on

@@ -6,6 +6,7 @@
 #include "kernels/vec_scalar.h"
 #include "kernels/codes_scalar.h"
 // clang-format on
+#include "kernels/bytes_none.h"
 #define HETERO_ISA amx_emulated
 #define HETERO_VEC VecScalar
 #define HETERO_PEAK "kernels/peak_amx.h"

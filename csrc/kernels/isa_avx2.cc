@@ -1,3 +1,4 @@
+#include "kernels/bytes_avx2.h"
 #include "kernels/codes_avx2.h"
 #include "kernels/tile_avx2.h"
 #include "kernels/vec_avx2.h"

@@ -1,3 +1,4 @@
+#include "kernels/bytes_avx512.h"
 #include "kernels/codes_avx512.h"
 #include "kernels/tile_avx512.h"
 #include "kernels/vec_avx512.h"

@@ -6,6 +6,7 @@
 #include "kernels/vec_avx512.h"
 #include "kernels/codes_avx512.h"
 // clang-format on
+#include "kernels/bytes_none.h"
 #define HETERO_ISA avx512bf16
 #define HETERO_VEC VecAvx512
 #define HETERO_PEAK "kernels/peak_bf16dot.h"

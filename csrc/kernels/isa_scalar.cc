@@ -1,3 +1,4 @@
+#include "kernels/bytes_none.h"
 #include "kernels/codes_scalar.h"
 #include "kernels/tile_scalar.h"
 #include "kernels/vec_scalar.h"

@@ -26,6 +26,7 @@ struct KernelSet {
 extern const KernelSet kernels_scalar;
 extern const KernelSet kernels_avx2;
 extern const KernelSet kernels_avx512;
+extern const KernelSet kernels_avx512vnni;
 extern const KernelSet kernels_avx512bf16;
 extern const KernelSet kernels_avx512bf16_emulated;
 extern const KernelSet kernels_amx;

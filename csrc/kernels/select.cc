@@ -15,6 +15,7 @@ const Isa kIsas[] = {
 #if defined(__x86_64__)
     {&kernels_avx2, kAvx2, false},
     {&kernels_avx512, kAvx2 | kAvx512, false},
+    {&kernels_avx512vnni, kAvx2 | kAvx512 | kAvx512Vnni, false},
     {&kernels_avx512bf16, kAvx2 | kAvx512 | kAvx512Bf16, false},
     {&kernels_amx, kAvx2 | kAvx512 | kAvx512Bf16 | kAmx, false},
 #endif

@@ -29,6 +29,8 @@ inline V::F count_in(V::F sum, V::F scale, V::F total) {
 // Few rows: straight from the codes. a is [k_pad][kRows].
 template <class Decoder, bool kMin, int kRows>
 struct FewRows {
+  static constexpr int kVectors = kPanel / V::kLanes;
+
   const Format& format;
   const std::byte* panel;
   int k_pad;
@@ -36,15 +38,47 @@ struct FewRows {
 
   // Adds kSlabs slabs to the totals, their sums running side by side.
   template <int kSlabs>
-  [[gnu::always_inline]] inline void add_slabs(const float* a, Walk& walk, int column,
-                                               V::F (&totals)[kRows][2]) const {
-    Scales scales[kSlabs];
+  [[gnu::always_inline]] inline void add_slabs(const float* a, Walk& walk,
+                                               V::F (&totals)[kRows][kVectors]) const {
     const std::byte* codes[kSlabs];
+    const std::byte* scales[kSlabs];
+    for (int slab = 0; slab < kSlabs; ++slab, walk.next()) {
+      codes[slab] = walk.codes();
+      scales[slab] = walk.scales();
+    }
+    for (int column = 0; column < kPanel; column += kSpan) {
+      add_columns<kSlabs>(a, codes, scales, column, totals);
+    }
+  }
+
+  [[gnu::noinline]] void multiply(const float* a, float* c, int ldc) const {
+    // One or two rows wait for their chains; more have chains enough.
+    constexpr int kTogether = kRows <= 2 ? 2 : 1;
+    V::F totals[kRows][kVectors];
+    for (auto& row : totals) {
+      for (auto& total : row) total = V::zero();
+    }
+    Walk walk(format, panel, k_pad, 0);
+    int k = 0;
+    for (; k + kTogether * kPanel <= k_pad; k += kTogether * kPanel) {
+      add_slabs<kTogether>(a + k * kRows, walk, totals);
+    }
+    if (k < k_pad) add_slabs<1>(a + k * kRows, walk, totals);
+    for (int row = 0; row < kRows; ++row) {
+      for (int i = 0; i < kVectors; ++i) V::store(c + row * ldc + i * V::kLanes, totals[row][i]);
+    }
+  }
+
+ private:
+  // Of two vectors of columns.
+  template <int kSlabs>
+  [[gnu::always_inline]] inline void add_columns(const float* a, const std::byte* const* codes,
+                                                 const std::byte* const* own, int column,
+                                                 V::F (&totals)[kRows][kVectors]) const {
+    Scales scales[kSlabs];
     V::F sums[kSlabs][kRows][2];
     for (int slab = 0; slab < kSlabs; ++slab) {
-      codes[slab] = walk.codes();
-      scales[slab] = load_scales(format, walk.scales(), column);
-      walk.next();
+      scales[slab] = load_scales(format, own[slab], column);
       for (int row = 0; row < kRows; ++row) sums[slab][row][0] = sums[slab][row][1] = V::zero();
     }
     for (int step = 0; step < kPanel; step += kStep) {
@@ -63,35 +97,16 @@ struct FewRows {
             }
           }
         };
-        if (column == 0) fetch<Decoder>(codes[slab], step, kAhead);
+        fetch<Decoder, kPanel / kSpan>(codes[slab], step, kAhead, column / kSpan);
         Decoder::step(codes[slab], step, column, table, add);
       }
     }
     for (int slab = 0; slab < kSlabs; ++slab) {
       for (int row = 0; row < kRows; ++row) {
         for (int i = 0; i < 2; ++i) {
-          totals[row][i] =
-              count_in<kMin>(sums[slab][row][i], scales[slab].scale[i], totals[row][i]);
+          V::F& total = totals[row][column / V::kLanes + i];
+          total = count_in<kMin>(sums[slab][row][i], scales[slab].scale[i], total);
         }
-      }
-    }
-  }
-
-  [[gnu::noinline]] void multiply(const float* a, float* c, int ldc) const {
-    // One or two rows wait for their chains; more have chains enough.
-    constexpr int kTogether = kRows <= 2 ? 2 : 1;
-    for (int column = 0; column < kPanel; column += kSpan) {
-      V::F totals[kRows][2];
-      for (int row = 0; row < kRows; ++row) totals[row][0] = totals[row][1] = V::zero();
-      Walk walk(format, panel, k_pad, 0);
-      int k = 0;
-      for (; k + kTogether * kPanel <= k_pad; k += kTogether * kPanel) {
-        add_slabs<kTogether>(a + k * kRows, walk, column, totals);
-      }
-      if (k < k_pad) add_slabs<1>(a + k * kRows, walk, column, totals);
-      for (int row = 0; row < kRows; ++row) {
-        V::store(c + row * ldc + column, totals[row][0]);
-        V::store(c + row * ldc + column + V::kLanes, totals[row][1]);
       }
     }
   }

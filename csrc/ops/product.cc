@@ -4,20 +4,11 @@
 #include <optional>
 
 #include "cpu/topology.h"
+#include "ops/right.h"
 #include "ops/task_plan.h"
 
 namespace hetero {
 namespace {
-
-int depth_of(const Matrix& matrix, Direction direction) {
-  return direction == Direction::kForward ? matrix.k_pad() : matrix.n_pad();
-}
-int width_of(const Matrix& matrix, Direction direction) {
-  return direction == Direction::kForward ? matrix.k : matrix.n;
-}
-int tiles_of(const Matrix& matrix, Direction direction) {
-  return (direction == Direction::kForward ? matrix.n_pad() : matrix.k_pad()) / kPanel;
-}
 
 // What one thread works in.
 struct Workspace {
@@ -37,8 +28,9 @@ class Multiplication {
     for (const Product& product : products) {
       most_rows_ = std::max(most_rows_, product.num_rows);
     }
-    depth_ = depth_of(products[0].main.matrix, direction);
-    num_groups_ = tiles_of(products[0].main.matrix, direction) / group;
+    const Right right = right_of(products[0].main);
+    depth_ = right.depth();
+    num_groups_ = right.tiles() / group;
   }
 
   void run(TileRef done) {
@@ -61,41 +53,40 @@ class Multiplication {
   }
 
  private:
-  // Cuts every product into tasks of some groups of tiles: long enough to be worth handing out, and
-  // so many that all threads end together. A few rows cost as much as eight: their time goes into
-  // reading the panel.
+  // Cuts every product into tasks of some groups of tiles, shorter and shorter ones, so that all
+  // threads end together: a task is a part of what then is left, and long enough to be worth
+  // handing out. A few rows cost as much as eight: their time goes into reading the panel.
   void plan() {
-    constexpr double kLeastWork = 1e6;  // multiply-adds, some 10 microseconds
+    constexpr double kLeastWork = 2e6;  // multiply-adds, some 10 microseconds
     const auto group_work = [&](const Product& product) {
       return static_cast<double>(std::max(product.num_rows, 8)) * depth_ * kPanel * group_;
     };
     double total = 0;
     for (const Product& product : products_) total += group_work(product) * num_groups_;
-    const int threads = context_.num_threads();
-    const double work = std::max(kLeastWork, total / (threads * 8.0));
     // The panels of a transposed product lie on all nodes.
     const int nodes = direction_ == Direction::kForward ? context_.num_nodes() : 1;
+    const int threads = context_.num_threads();
+    double left = 0;
     plan_.emplace(op_, products_.size(), num_groups_, nodes, [&](size_t which, int groups) {
-      if (products_[which].num_rows == 0) return 0;
-      const double chunks = threads == 1 ? 1 : group_work(products_[which]) * groups / work;
-      return std::max(1, static_cast<int>(chunks + 0.5));
+      if (which == 0) left = total / nodes;
+      const Product& product = products_[which];
+      const double work = group_work(product) * groups;
+      const double task = std::max(kLeastWork, left * nodes / (threads * 3.0));
+      left -= work;
+      if (product.num_rows == 0) return 0;
+      return threads == 1 ? 1 : std::max(1, static_cast<int>(work / task + 0.5));
     });
   }
 
-  // Bytes of the packed rows of an extra.
-  size_t extra_size(const Extra& extra) const {
-    constexpr size_t kLine = 64;
-    const size_t bytes = context_.kernels().a_bytes(static_cast<int>(extra.num_rows),
-                                                    depth_of(extra.operand.matrix, direction_));
-    return (bytes + kLine - 1) / kLine * kLine;
+  Right right_of(const Operand& operand) const {
+    return {context_.kernels(), operand.matrix, direction_};
   }
 
   void allocate() {
-    const KernelSet& kernels = context_.kernels();
     const int threads = context_.num_threads();
-    const size_t main_bytes = kernels.a_bytes(most_rows_, depth_);
+    const size_t main_bytes = right_of(products_[0].main).bytes(most_rows_);
     // When many tasks share the rows of a product, they are packed once, for all threads together.
-    if (plan_->most_chunks() > 2) {
+    if (plan_->num_tasks() > 2 * static_cast<int64_t>(products_.size())) {
       shared_ = op_.take<std::byte>(main_bytes * products_.size());
       shared_stride_ = main_bytes;
     }
@@ -105,8 +96,9 @@ class Multiplication {
       for (int i = 0; i < 2; ++i) {
         size_t bytes = 0;
         for (const Extra& extra : product.extra[i]) {
-          bytes += extra_size(extra);
-          most_extra = std::max(most_extra, depth_of(extra.operand.matrix, direction_));
+          const Right right = right_of(extra.operand);
+          bytes += right.bytes(extra.num_rows);
+          most_extra = std::max(most_extra, right.depth());
         }
         extra_bytes[i] = std::max(extra_bytes[i], bytes);
       }
@@ -135,9 +127,9 @@ class Multiplication {
       const Product& product = products_[task / blocks];
       const int block = static_cast<int>(task % blocks);
       if (block >= kernels.a_blocks(product.num_rows)) return;
-      kernels.pack_a_block(product.main.rows, product.num_rows,
-                           width_of(product.main.matrix, direction_), depth_, block,
-                           shared_ + shared_stride_ * (task / blocks));
+      right_of(product.main)
+          .pack_block(product.main.rows, product.num_rows, block,
+                      shared_ + shared_stride_ * (task / blocks));
     });
   }
 
@@ -145,55 +137,32 @@ class Multiplication {
   void hold(const Product& product, Workspace& workspace) {
     if (workspace.held == &product) return;
     workspace.held = &product;
-    const KernelSet& kernels = context_.kernels();
     if (shared_ != nullptr) {
       workspace.main = shared_ + shared_stride_ * (&product - products_.data());
     } else {
-      kernels.pack_a(product.main.rows, product.num_rows, width_of(product.main.matrix, direction_),
-                     depth_, workspace.main);
+      right_of(product.main).pack(product.main.rows, product.num_rows, workspace.main);
     }
     for (int i = 0; i < 2; ++i) {
       std::byte* to = workspace.extra[i];
       for (const Extra& extra : product.extra[i]) {
-        const auto& [rows, matrix] = extra.operand;
-        kernels.pack_a(rows, static_cast<int>(extra.num_rows), width_of(matrix, direction_),
-                       depth_of(matrix, direction_), to);
-        to += extra_size(extra);
+        const Right right = right_of(extra.operand);
+        right.pack(extra.operand.rows, static_cast<int>(extra.num_rows), to);
+        to += right.bytes(extra.num_rows);
       }
     }
   }
 
-  // Rows times one tile of a matrix.
-  void multiply_tile(const Matrix& matrix, const void* rows, int num_rows, int tile,
-                     uint16_t* panel, float* c) const {
-    const KernelSet& kernels = context_.kernels();
-    const int depth = depth_of(matrix, direction_), panels = matrix.n_pad() / kPanel;
-    const uint16_t* own = matrix.data + matrix.panel_size() * tile;
-    if (direction_ == Direction::kForward && matrix.format != nullptr) {
-      kernels.gemm_coded(rows, num_rows, depth, *matrix.format,
-                         reinterpret_cast<const std::byte*>(own), panel, c, kPanel);
-      return;
-    }
-    if (direction_ == Direction::kTransposed && matrix.format != nullptr) {
-      kernels.repair_coded(*matrix.format, matrix.codes(), panels, matrix.k_pad(), tile, panel);
-    } else if (direction_ == Direction::kTransposed) {
-      kernels.repair(matrix.data, panels, matrix.k_pad(), tile, panel);
-    }
-    kernels.gemm(rows, num_rows, depth, direction_ == Direction::kForward ? own : panel, c, kPanel,
-                 false);
-  }
-
   void compute(const Product& product, const Workspace& workspace, int tile, int which,
                float* c) const {
-    multiply_tile(product.main.matrix, workspace.main, product.num_rows, tile, workspace.panel, c);
+    right_of(product.main).multiply(workspace.main, product.num_rows, tile, workspace.panel, c);
     const std::byte* rows = workspace.extra[which];
     for (const Extra& extra : product.extra[which]) {
       const int num_rows = static_cast<int>(extra.num_rows);
-      multiply_tile(extra.operand.matrix, rows, num_rows, tile, workspace.panel,
-                    workspace.low_rank);
+      const Right right = right_of(extra.operand);
+      right.multiply(rows, num_rows, tile, workspace.panel, workspace.low_rank);
       context_.kernels().add_scaled(workspace.low_rank, extra.scale, c + extra.first * kPanel,
                                     num_rows * kPanel);
-      rows += extra_size(extra);
+      rows += right.bytes(extra.num_rows);
     }
   }
 
@@ -237,7 +206,7 @@ std::span<const Extra> extras_within(Op& op, std::span<const Extra> extras, int6
 
 std::span<Product> row_blocks(Context& context, Op& op, const Operand& main, int64_t num_rows,
                               Direction direction) {
-  const int64_t most = max_rows(context, depth_of(main.matrix, direction));
+  const int64_t most = max_rows(context, Right(context.kernels(), main.matrix, direction).depth());
   const int64_t blocks = (num_rows + most - 1) / most;
   auto* products = op.take<Product>(blocks);
   for (int64_t block = 0; block < blocks; ++block) {

@@ -34,16 +34,13 @@ class TaskPlan {
         if (wanted < 1) continue;
         const int cut = std::min(wanted, own);
         tasks += cut;
-        most_groups_ = std::max(most_groups_, (own + cut - 1) / cut);
-        most_chunks_ = std::max(most_chunks_, cut * nodes);
       }
     }
     first_task_[products * nodes] = by_node_[nodes] = tasks;
   }
 
   std::span<const int64_t> by_node() const { return {by_node_, static_cast<size_t>(nodes_) + 1}; }
-  int most_chunks() const { return most_chunks_; }  // of one product
-  int most_groups() const { return most_groups_; }  // of one task
+  int64_t num_tasks() const { return by_node_[nodes_]; }
 
   Task at(int64_t task) const {
     const size_t count = products_ * nodes_;
@@ -62,7 +59,6 @@ class TaskPlan {
   int groups_, nodes_;
   int64_t* first_task_;  // [nodes * products + 1]
   int64_t* by_node_;     // [nodes + 1]
-  int most_chunks_ = 0, most_groups_ = 1;
 };
 
 }  // namespace hetero

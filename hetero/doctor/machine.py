@@ -13,6 +13,7 @@ from hetero.kernels import cpu
 FLAGS = {
     "avx2": {"avx2", "fma"},
     "avx512": {"avx512f", "avx512dq", "avx512bw", "avx512vl"},
+    "avx512vnni": {"avx512_vnni"},
     "avx512bf16": {"avx512_bf16"},
     "amx": {"amx_tile", "amx_bf16"},
 }

@@ -17,6 +17,9 @@ NF4 = [
 TABLES = {"mxfp4": E2M1, "nf4": NF4, "q4_1": range(16)}
 """Of four-bit codes; the others are signed integers."""
 
+WHOLE = ("int4", "int4_asym", "mxfp4", "q4_0", "q4_1")
+"""Formats whose codes are whole numbers of four bits: rows are made whole numbers too."""
+
 
 class Panels:
     """One packed weight, padded: codes [N, K] as numbers, scales and minima [N, K / 32] fp32."""
@@ -77,19 +80,42 @@ class Panels:
             scales = both.reshape(-1)
         return scales, torch.zeros_like(scales)
 
+    def weights(self) -> Tensor:
+        """Codes times scales, and minima: fp64 [N, K], not rounded."""
+        scales, minima = (each.double().repeat_interleave(32, 1) for each in (self.scales, self.minima))
+        return self.codes.double() * scales + minima
+
     def product(self, x: Tensor) -> Tensor:
-        """x [T, K] times the weight: fp32 [T, N padded], in the order of csrc/kernels/slabs.inl.h."""
+        """x [T, K] times the weight: fp32 [T, N padded], in the order of digits.inl.h or slabs.inl.h."""
         x = torch.nn.functional.pad(x.double(), (0, self.codes.shape[1] - x.shape[1]))
+        slabs = x.unflatten(1, (-1, 32)), self.codes.double().unflatten(1, (-1, 32))
         total = torch.zeros(x.shape[0], self.codes.shape[0])
         for slab in range(self.scales.shape[1]):
             scale, minimum = self.scales[:, slab].double(), self.minima[:, slab].double()
-            sums = torch.zeros_like(total)
-            for k in range(32 * slab, 32 * slab + 32):
-                factor = self.codes[:, k].double()
+            own, codes = (each[:, slab] for each in slabs)
+            if self.name in WHOLE:
+                own = whole(own)
                 if self.has_minima:
-                    factor = (factor * scale + minimum).float().double()
-                sums = (
-                    x[:, k : k + 1] * factor + sums.double()
-                ).float()  # fused: exact in fp64, rounded once
-            total = (total + sums) if self.has_minima else (sums.double() * scale + total.double()).float()
+                    total = fused(own.sum(1, keepdim=True), minimum, total)
+                total = fused(own @ codes.T, scale, total)
+                continue
+            factors = (
+                (codes * scale[:, None] + minimum[:, None]).float().double() if self.has_minima else codes
+            )
+            sums = torch.zeros_like(total)
+            for k in range(32):
+                sums = fused(own[:, k : k + 1], factors[:, k], sums)
+            total = (total + sums) if self.has_minima else fused(sums.double(), scale, total)
         return total
+
+
+def fused(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """a * b + c: exact in fp64, rounded once to fp32."""
+    return (a * b + c.double()).float()
+
+
+def whole(x: Tensor) -> Tensor:
+    """Slabs of rows [T, 32] fp64, rounded to 2^-13 of the power of two in the largest of each."""
+    exponent = x.abs().amax(1, keepdim=True).frexp().exponent - 1
+    unit = torch.full_like(x[:, :1], 2.0) ** (exponent.clamp(min=-100) - 13)
+    return (x / unit).round() * unit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from coded_panels import Panels
+from coded_panels import WHOLE, Panels
 from torch import Tensor
 
 from hetero import _C
@@ -36,8 +36,8 @@ def packed_pair(n: int, k: int, format: str, group: int | None = None) -> tuple[
     return quantised, pack(quantised.unpack())
 
 
-SUMS_CODES = ("avx2", "avx512")
-"""Instruction sets that multiply codes in fp32 and scale the sums; the others multiply weights in bf16."""
+SUMS_CODES = ("avx2", "avx512", "avx512vnni")
+"""Instruction sets that multiply codes and scale the sums; the others multiply weights in bf16."""
 
 
 @pytest.mark.parametrize("format", QUANTISED)
@@ -57,6 +57,30 @@ def test_products_have_the_bits_of_their_definition(ctx: Context, format: str, n
         weight = quantised.unpack().double()
         torch.testing.assert_close(got.double(), x.double() @ weight.T, rtol=1e-2, atol=1e-2 * k**0.5)
         torch.testing.assert_close(got_dx.double(), dy.double() @ weight, rtol=1e-4, atol=1e-4 * n**0.5)
+
+
+@pytest.mark.parametrize("isa", sorted(set(SUMS_CODES) & set(cpu.isas())))
+@pytest.mark.parametrize("format", [name for name in WHOLE if not FORMATS[name].imported])
+def test_rows_become_whole_numbers_slab_by_slab(isa: str, format: str) -> None:
+    quantised, ctx = pack(random(40, 160), packing=packing(format)), Context(2, isa)
+    plain = linear(random(9, 160), quantised, out_dtype=torch.float32, ctx=ctx)[0]
+    exact = random(9, 160).double() @ (Panels(quantised).weights()[:40].T)
+    assert (plain - exact).norm() <= 3e-5 * exact.norm()
+
+    x = random(9, 160)
+    x[0], x[1, :32], x[2, 40], x[3] = 0, 0, 3e4, x[3] * 2.0**-90
+    x[4, 32:] *= 2.0**-90
+    x[5] *= 2.0**100
+    x[6] = 1.9921875  # every bit of the mantissa, everywhere
+    got = linear(x, quantised, out_dtype=torch.float32, ctx=ctx)[0]
+    assert torch.equal(got, Panels(quantised).product(x)[:, :40])
+    assert not got[0].any()
+    assert torch.equal(linear(x * 2.0**-120, quantised, out_dtype=torch.float32, ctx=ctx)[0][3], got[0])
+
+    x[7, 11], x[8, 159] = torch.nan, -torch.inf
+    broken = linear(x, quantised, out_dtype=torch.float32, ctx=ctx)[0]
+    assert torch.equal(broken[:7], got[:7])
+    assert broken[7:].isnan().all()
 
 
 @pytest.mark.parametrize("format", QUANTISED)

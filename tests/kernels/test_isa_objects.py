@@ -27,11 +27,18 @@ FORBIDDEN = {
     "amx_emulated": rf"%ymm|{EVEX}|\bv(add|mul|mov|fmadd)|\btdp",
     "avx2": EVEX,
     "avx512": r"\bvdpbf16ps|\bvcvtne2?ps2?.*bf16|\btdp|\btileload|\bvpdpbusd",
+    "avx512vnni": r"\bvdpbf16ps|\bvcvtne2?ps2?.*bf16|\btdp|\btileload",
     "avx512bf16": r"\btdp|\btileload|\bvpdpbusd",
     "amx": r"\bvpdpbusd|\btdpfp16",
 }
 """What a disassembly must not show."""
-REQUIRED = {"avx2": "%ymm", "avx512": "%zmm", "avx512bf16": "vdpbf16ps", "amx": "tdpbf16ps"}
+REQUIRED = {
+    "avx2": "%ymm",
+    "avx512": "%zmm",
+    "avx512vnni": "vpdpbusd",
+    "avx512bf16": "vdpbf16ps",
+    "amx": "tdpbf16ps",
+}
 """What it must: the set is really used."""
 
 

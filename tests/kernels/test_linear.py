@@ -104,7 +104,7 @@ def test_threads_do_not_matter(ctx: cpu.Context) -> None:
 def test_fp32_instruction_sets_agree_bit_for_bit() -> None:
     weight, x = cpu.pack(bf16(100, 333)), bf16(29, 333)
     results = {}
-    for isa in {"scalar", "avx2", "avx512"} & set(cpu.isas()):
+    for isa in {"scalar", "avx2", "avx512", "avx512vnni"} & set(cpu.isas()):
         with cpu.using(cpu.Context(2, isa)):
             results[isa] = ops.linear(x, weight)
     assert all(torch.equal(y, results["scalar"]) for y in results.values())

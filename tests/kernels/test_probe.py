@@ -13,6 +13,7 @@ FLOPS_PER_ROUND = {
     "scalar": 2 * 48,
     "avx2": 2 * 12 * 8,
     "avx512": 2 * 12 * 16,
+    "avx512vnni": 2 * 12 * 16,
     "avx512bf16": 2 * 12 * 32,
     "avx512bf16_emulated": 2 * 12 * 32,
     "amx": 2 * 6 * 16 * 16 * 32,

@@ -1,0 +1,73 @@
+// Rows of the left operand as whole numbers, for products with digits (kernels/digits.inl.h).
+#pragma once
+
+#include <immintrin.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "formats/format.h"
+
+namespace hetero {
+namespace {
+
+// 32 values of K of a row: x = unit * (128 high + low), low from 0 to 127.
+struct RowSlab {
+  // For every eight values: high of the even ones and of the odd ones, then low likewise. A word of
+  // codes holds the even ones in the low halves of its bytes.
+  int8_t parts[4][16];
+  float unit;     // times that of the digits
+  float sum;      // of x
+  int32_t shift;  // the digits' middle times the sum of the whole numbers
+  int32_t unused;
+};
+static_assert(sizeof(RowSlab) == 80, "four parts and their numbers");
+
+// The unit is 2^-13 of the power of two in the largest magnitude: values down to a 64th of that are
+// exact, all others are rounded to nearest, by at most 2^-14 of the largest. A slab with a value
+// that is not finite has the unit NaN. Units under 2^-113 are not used.
+inline void make_whole(const uint16_t* row, const Digits& digits, RowSlab* to) {
+  constexpr int kBias = 127, kMant = 23, kBits = 13, kLeast = kBias - 100;
+  const __m256i bits[2] = {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(row)),
+                           _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + 16))};
+  const __m256i plus = _mm256_set1_epi16(0x7fff);
+  const __m256i most =
+      _mm256_max_epu16(_mm256_and_si256(bits[0], plus), _mm256_and_si256(bits[1], plus));
+  const __m128i half =
+      _mm_max_epu16(_mm256_castsi256_si128(most), _mm256_extracti128_si256(most, 1));
+  // The instruction finds the least.
+  const __m128i least = _mm_minpos_epu16(_mm_xor_si128(half, _mm_set1_epi16(-1)));
+  const int largest = ~_mm_cvtsi128_si32(least) & 0x7fff, found = largest >> 7;
+  const int exponent = found < kLeast ? kLeast : found;
+  const bool finite = exponent < 255;
+  const __m256 inverse =
+      _mm256_castsi256_ps(_mm256_set1_epi32(finite ? (2 * kBias + kBits - exponent) << kMant : 0));
+  const __m256i odd = _mm256_set1_epi32(static_cast<int>(0xffff0000u)),
+                low = _mm256_set1_epi32(127);
+  __m256i sum = _mm256_setzero_si256();
+  for (int i = 0; i < 2; ++i) {
+    const __m256i evens = _mm256_cvtps_epi32(
+        _mm256_mul_ps(_mm256_castsi256_ps(_mm256_slli_epi32(bits[i], 16)), inverse));
+    const __m256i odds = _mm256_cvtps_epi32(
+        _mm256_mul_ps(_mm256_castsi256_ps(_mm256_and_si256(bits[i], odd)), inverse));
+    sum = _mm256_add_epi32(sum, _mm256_add_epi32(evens, odds));
+    const __m256i highs =
+        _mm256_packs_epi32(_mm256_srai_epi32(evens, 7), _mm256_srai_epi32(odds, 7));
+    const __m256i lows =
+        _mm256_packs_epi32(_mm256_and_si256(evens, low), _mm256_and_si256(odds, low));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to->parts[2 * i]),
+                        _mm256_packs_epi16(highs, lows));
+  }
+  __m128i total = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
+  total = _mm_add_epi32(total, _mm_shuffle_epi32(total, 0x4e));
+  const int whole = _mm_cvtsi128_si32(_mm_add_epi32(total, _mm_shuffle_epi32(total, 0xb1)));
+  const int unit_bits = finite ? (exponent - kBits) << kMant : 0x7fc00000;
+  float unit;
+  memcpy(&unit, &unit_bits, sizeof(unit));
+  to->unit = unit * digits.unit;
+  to->sum = unit * static_cast<float>(whole);
+  to->shift = digits.middle * whole;
+  to->unused = 0;
+}
+
+}  // namespace
+}  // namespace hetero
