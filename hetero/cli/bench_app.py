@@ -77,9 +77,9 @@ def moe(
     json: JsonOption = False,
 ) -> None:
     """Measure one layer of routed experts."""
-    wanted = {"shape": shape, "format": format, "group_size": group_size, "backward": backward}
-    wanted |= {"lora_rank": lora_rank, "against": against, "recompute": recompute, "rivals": rivals}
-    wanted |= {"rotate": int(rotate_gb * 1e9)}
+    wanted: dict[str, object] = {"shape": shape, "format": format, "group_size": group_size}
+    wanted |= {"backward": backward, "lora_rank": lora_rank, "against": against, "recompute": recompute}
+    wanted |= {"rivals": rivals, "rotate": int(rotate_gb * 1e9)}
     _kernels("moe", wanted, tokens, threads, isa, repeats, seconds, svg, json)
 
 
@@ -103,8 +103,9 @@ def linear(
     json: JsonOption = False,
 ) -> None:
     """Measure the dense linears of a model."""
-    wanted = {"shape": shape, "format": format, "group_size": group_size, "backward": backward}
-    wanted |= {"lora_rank": lora_rank, "against": against, "rotate": int(rotate_gb * 1e9)}
+    wanted: dict[str, object] = {"shape": shape, "format": format, "group_size": group_size}
+    wanted |= {"backward": backward, "lora_rank": lora_rank, "against": against}
+    wanted |= {"rotate": int(rotate_gb * 1e9)}
     _kernels("linear", wanted, tokens, threads, isa, repeats, seconds, svg, json)
 
 
