@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import statistics
 from collections.abc import Iterator
@@ -204,6 +205,22 @@ def test_no_imports_inside_functions() -> None:
         if re.search(r"import_module\(f?\"hetero|import_module\(_?[A-Z]", path.read_text(encoding="utf-8"))
     ]
     assert set(dynamic) <= {FACADE, "hetero/cli/commands.py"}, dynamic
+
+
+def test_no_string_stands_alone() -> None:
+    """A text that nothing takes is the lost half of a message, unless it documents what is above it."""
+    lost = []
+    for path in MODULES.values():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for block in (getattr(node, name, None) for name in ("body", "orelse", "finalbody")):
+                statements = block if isinstance(block, list) else []
+                for before, statement in itertools.pairwise(statements):
+                    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.JoinedStr):
+                        lost.append(f"{path}:{statement.lineno}")
+                    elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+                        value, named = statement.value.value, isinstance(before, (ast.Assign, ast.AnnAssign))
+                        lost += [f"{path}:{statement.lineno}"] if isinstance(value, str) and not named else []
+    assert not lost, lost
 
 
 @pytest.mark.skipif(not CSRC.is_dir(), reason="an installed package has no csrc/")

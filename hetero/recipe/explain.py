@@ -51,8 +51,8 @@ def _problem(item: ErrorDetails, source: Source, recipe: type[BaseModel]) -> str
     if item["type"] == "extra_forbidden":
         return f"{place}: there is no key {path}. {nearest_key(recipe, key)}"
     if item["type"] == "missing":
-        return f"{place}: the key {path} is missing. Write {key[-1]}: under "
-        f"{_parent(key)}.{_meaning(recipe, key)}"
+        write = f"Write {key[-1]}: under {_parent(key)}.{_meaning(recipe, key)}"
+        return f"{place}: the key {path} is missing. {write}"
     if item["type"] == "value_error":
         said = str(item["ctx"]["error"])
         lead = f"{path} " if path else ""

@@ -80,7 +80,13 @@ def read(path: Path) -> Source:
             f"There is no recipe file {path} (looked in {Path.cwd()}). `hetero recipes list` names those "
             "that come with hetero."
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise RecipeError(
+            f"{path}:{line}: byte 0x{error.object[error.start]:02x} is not UTF-8. Convert the file, such as "
+            "with `iconv -f latin1 -t utf-8`."
+        ) from None
+    except OSError as error:
         raise RecipeError(f"The recipe {path} cannot be read: {error}.") from None
     return parse(text, str(path))
 
@@ -135,5 +141,7 @@ def _syntax(error: yaml.YAMLError, name: str) -> str:
     mark = getattr(error, "problem_mark", None)
     place = f"{name}:{mark.line + 1}" if mark is not None else name
     problem = getattr(error, "problem", None) or str(error)
-    return f"{place}: this is not valid YAML: {problem}. Check the indentation (spaces, no tabs) and the "
-    "colons around here."
+    return (
+        f"{place}: this is not valid YAML: {problem}. Check the indentation (spaces, no tabs) and the colons "
+        "around here."
+    )

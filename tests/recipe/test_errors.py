@@ -101,7 +101,12 @@ def message(text: str, *overrides: str, folder: Path) -> str:
             ["model.scale_search is mse", "names a format with scales"],
         ),
         ("model: {path: some/dir}", "model: [x]", "r.yaml:1", ["model is ['x']", "a mapping"]),
-        ("model: {path: some/dir}", "model: {}", "r.yaml:1", ["model.path is missing"]),
+        (
+            "model: {path: some/dir}",
+            "model: {}",
+            "r.yaml:1",
+            ["model.path is missing", "Write path: under model."],
+        ),
         ("  group_size: 4", "  group_size: 4\n  group_size: 8", "r.yaml:8", ["already given in line 7"]),
         ("  rewards: [last_number]", "  rewards: []", "r.yaml:6", ["rl.rewards is []", "at least 1"]),
         (
@@ -110,7 +115,7 @@ def message(text: str, *overrides: str, folder: Path) -> str:
             "r.yaml:7",
             ["rl.rewards.0.weigth", "Did you mean rl.rewards.0.weight?"],
         ),
-        ("  lr: 2e-4", "\tlr: 2e-4", "r.yaml:10", ["not valid YAML"]),
+        ("  lr: 2e-4", "\tlr: 2e-4", "r.yaml:10", ["not valid YAML", "colons around here"]),
         ("[last_number]", "[last_numbr]", "r.yaml:6", ["rl.rewards.0", "Did you mean last_number?"]),
         ("[last_number]", "[gone.py:f]", "r.yaml:6", ["rl.rewards.0", "no file gone.py"]),
         ("  group_size: 4", "  algorithm: gpro", "r.yaml:7", ["rl.algorithm", "Did you mean grpo?"]),
@@ -161,6 +166,13 @@ def test_problems_between_keys_are_all_named(tmp_path: Path) -> None:
     assert "2 problems" in said
     assert "train.warmup_steps is 9" in said
     assert "data.held_out is 0.5" in said
+
+
+def test_a_recipe_that_is_not_utf_8_says_where(tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_bytes(GOOD.replace("some/dir", "d\xe9j\xe0").encode("latin1"))
+    with pytest.raises(RecipeError, match=r"r\.yaml:1: byte 0xe9 is not UTF-8.*iconv"):
+        Recipe.load(path)
 
 
 def test_missing_file_and_unknown_name() -> None:
