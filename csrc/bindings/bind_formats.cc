@@ -50,7 +50,7 @@ void quantize(Context& context, const Format& format, Array<const T, 3> weight, 
     });
   }
   HETERO_CHECK(bad < 0, "matrix ", bad.load(), " holds NaN or infinity, which ", format.name,
-               " cannot hold; repair the checkpoint or keep the weights in bf16");
+               " cannot hold; repair the checkpoint");
 }
 
 // Packs what a checkpoint holds: codes [e, n, k], scales and minima [e, rows, groups] as bits.

@@ -10,8 +10,11 @@
 #include <climits>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
+
+#include "base/check.h"
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
@@ -177,11 +180,17 @@ void ThreadPool::start() {
   owner_pid_ = getpid();
   state_ = std::make_unique<State>(num_nodes());
   for (int thread = 1; thread < num_threads_; ++thread) {
-    state_->workers.emplace_back([this, thread] {
-      const int node = node_of(thread);
-      bind_thread(nodes_[node]);
-      state_->worker_main(thread, node, hooks_);
-    });
+    try {
+      state_->workers.emplace_back([this, thread] {
+        const int node = node_of(thread);
+        bind_thread(nodes_[node]);
+        state_->worker_main(thread, node, hooks_);
+      });
+    } catch (const std::system_error&) {
+      stop();  // a thread that is destroyed while it runs ends the process
+      fail("the system gave ", thread, " of the ", num_threads_,
+           " threads that were asked for; ask for fewer");
+    }
   }
 }
 
@@ -191,6 +200,10 @@ ThreadPool::~ThreadPool() {
     static_cast<void>(state_.release());
     return;
   }
+  stop();
+}
+
+void ThreadPool::stop() {
   state_->stop.store(true);
   state_->wake.fetch_add(1);
   futex_wake(state_->wake, INT_MAX);

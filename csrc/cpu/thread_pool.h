@@ -74,6 +74,7 @@ class ThreadPool {
  private:
   struct State;
   void start();
+  void stop();
   void run_job(std::span<const int64_t> first, Affinity affinity, TaskRef task);
 
   int num_threads_;

@@ -70,6 +70,24 @@ def test_threads_default_to_the_cores_of_the_affinity_mask() -> None:
         cpu.Context(threads=0)
 
 
+def test_more_threads_than_the_system_gives_are_an_error_and_not_the_end() -> None:
+    code = (
+        "import resource\n"
+        "from hetero.errors import ArgumentError\n"
+        "from hetero.kernels import cpu\n"
+        "taken = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "hard = resource.getrlimit(resource.RLIMIT_AS)[1]\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (taken + (1 << 29), hard))\n"
+        "try:\n"
+        "    cpu.Context(threads=50_000)\n"
+        "except ArgumentError as error:\n"
+        "    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))\n"
+        "    print(error, cpu.Context(threads=2).threads)\n"
+    )
+    said = run_python(code).stdout
+    assert "of the 50000 threads that were asked for; ask for fewer 2" in said
+
+
 def test_using_nests_and_restores() -> None:
     default, other = cpu.context(), cpu.Context(1, "scalar")
     with cpu.using(other):
