@@ -13,6 +13,7 @@ from hetero.report.markup import element, text
 from hetero.report.numbers import duration, fixed, short, time_parts, visible
 from hetero.report.run_files import Run, points, read_run
 from hetero.report.samples import completions_section
+from hetero.train.checkpoint import storing
 
 _ASSETS = Path(__file__).with_name("assets")
 _ENDS = 5
@@ -22,13 +23,14 @@ _ENDS = 5
 def write_report(directory: str | Path) -> Path:
     """Write `report.html` into a run directory from what is there, finished or not; returns its path.
 
-    Raises CheckpointError when the directory is not one of a run.
+    Raises CheckpointError when the directory is not one of a run, or cannot be written.
     """
     run = read_run(directory)
     path = run.path / "report.html"
     draft = path.with_suffix(".html.tmp")
-    draft.write_text(render(run), encoding="utf-8", errors="replace")
-    os.replace(draft, path)
+    with storing(path):
+        draft.write_text(render(run), encoding="utf-8", errors="replace")
+        os.replace(draft, path)
     return path
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -14,7 +15,7 @@ from hetero.errors import CheckpointError
 from hetero.recipe.difference import differences
 from hetero.recipe.recipe import Recipe
 from hetero.run.journal import Journal
-from hetero.train.checkpoint import latest_checkpoint, prune_checkpoints, write_checkpoint
+from hetero.train.checkpoint import latest_checkpoint, prune_checkpoints, storing, write_checkpoint
 
 _STATE = "loop.json"
 
@@ -50,20 +51,22 @@ class RunDirectory:
         run = cls(path)
         if path.is_file():
             raise CheckpointError(f"The run directory {path} is a file. Give another --out.")
-        path.mkdir(parents=True, exist_ok=True)
-        inside = [entry.name for entry in path.iterdir() if not entry.name.startswith(".")]
-        if inside and not resume:
-            raise CheckpointError(
-                f"The run directory {path} already exists. Go on with it: add --resume. Start anew: give "
-                f"another --out, or delete it (rm -r {path})."
-            )
+        with storing(path):
+            path.mkdir(parents=True, exist_ok=True)
+            inside = [entry.name for entry in path.iterdir() if not entry.name.startswith(".")]
         if inside and "recipe.yaml" not in inside:
             raise CheckpointError(
                 f"{path} has no recipe.yaml, so it is no run directory. Give another --out."
             )
-        run._hold()
+        if inside and not resume:
+            raise CheckpointError(
+                f"The run directory {path} already exists. Go on with it: add --resume. Start anew: give "
+                f"another --out, or delete it (rm -r {shlex.quote(str(path))})."
+            )
         try:
-            run._begin(recipe)
+            with storing(path):
+                run._hold()
+                run._begin(recipe)
         except BaseException:
             run.close()
             raise
@@ -110,7 +113,8 @@ class RunDirectory:
             (directory / _STATE).write_text(json.dumps({"step": step, **state}), encoding="utf-8")
 
         write_checkpoint(self.checkpoint(step), write)
-        prune_checkpoints(self.path / "checkpoints", keep)
+        with storing(self.path):
+            prune_checkpoints(self.path / "checkpoints", keep)
         self.saved = step
 
     def _hold(self) -> None:
@@ -127,9 +131,10 @@ class RunDirectory:
 def _same(saved: Recipe, given: Recipe, path: Path) -> None:
     found = differences(saved, given)
     if found:
+        resume = shlex.join(["hetero", "rl", str(path / "recipe.yaml"), "--out", str(path), "--resume"])
         raise CheckpointError(
             f"{path} was started with another recipe: {'; '.join(found)}. Resume with the saved one "
-            f"(hetero rl {path / 'recipe.yaml'} --out {path} --resume), or give another --out. "
+            f"({resume}), or give another --out. "
             "Only log.*, engine.*, model.threads, how often to save, and more train.steps may change."
         )
 

@@ -17,6 +17,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from hetero.errors import CheckpointError
 from hetero.models.tensor_file import file_sha256
 
@@ -24,18 +26,42 @@ MANIFEST = "manifest.json"
 _STEP = re.compile(r"step-(\d+)")
 
 
+@contextlib.contextmanager
+def storing(place: str | Path) -> Iterator[None]:
+    """Turn what a file system or safetensors says about `place` into a CheckpointError."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"{place} cannot be written: {error}. Make room there, or the directory writable, and resume; or "
+            "choose another place."
+        ) from error
+
+
 def write_checkpoint(directory: str | Path, write: Callable[[Path], None]) -> Path:
     """Make `directory` hold exactly what `write` puts into the empty directory it is given, atomically.
 
     An existing checkpoint of that name is replaced. Nothing is visible under `directory` before everything
-    is on disk.
+    is on disk. Raises CheckpointError when it cannot be written, on a full disk for one; nothing is left
+    behind then.
     """
     target = Path(directory)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(target)
     staging = target.parent / f".{target.name}.writing"
-    staging.mkdir()
-    write(staging)
+    with storing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(target)
+        staging.mkdir()
+        try:
+            write(staging)
+            _commit(staging, target)
+        except BaseException:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise
+    return target
+
+
+def _commit(staging: Path, target: Path) -> None:
+    """Make what is in `staging` durable, then visible as `target`."""
     files = {str(path.relative_to(staging)): _fingerprint(path) for path in _files(staging)}
     (staging / MANIFEST).write_text(json.dumps({"format": 1, "files": files}, indent=1))
     for path in [*_files(staging), *(p for p in staging.rglob("*") if p.is_dir()), staging]:
@@ -45,7 +71,6 @@ def write_checkpoint(directory: str | Path, write: Callable[[Path], None]) -> Pa
     staging.rename(target)
     _sync(target.parent)
     _sweep(target)
-    return target
 
 
 def verify_checkpoint(directory: str | Path) -> Path:

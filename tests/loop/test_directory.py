@@ -79,7 +79,7 @@ def test_a_save_that_fails_leaves_the_last_one(tmp_path: Path) -> None:
         write(directory)
         raise OSError("the disk is full")
 
-    with pytest.raises(OSError, match="disk is full"):
+    with pytest.raises(CheckpointError, match="disk is full"):
         run.save(2, fail, {}, keep=1)
     run.close()
     again = RunDirectory.open(tmp_path / "run", recipe(), resume=True)
@@ -91,3 +91,21 @@ def test_a_file_is_no_directory(tmp_path: Path) -> None:
     (tmp_path / "run").touch()
     with pytest.raises(CheckpointError, match="is a file"):
         RunDirectory.open(tmp_path / "run", recipe(), resume=False)
+
+
+def test_a_place_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file" / "run", Path("/proc/run")):
+        with pytest.raises(CheckpointError, match="cannot be written"):
+            RunDirectory.open(place, recipe(), resume=False)
+
+
+def test_nobody_is_told_to_delete_what_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").touch()
+    with pytest.raises(CheckpointError, match="no run directory") as caught:
+        RunDirectory.open(tmp_path, recipe(), resume=False)
+    assert "rm -r" not in str(caught.value)
+    run = tmp_path / "my run"
+    RunDirectory.open(run, recipe(), resume=False).close()
+    with pytest.raises(CheckpointError, match=r"rm -r '.*/my run'"):
+        RunDirectory.open(run, recipe(), resume=False)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hetero.errors import CheckpointError
 from hetero.run.journal import Journal
 
 
@@ -51,3 +52,16 @@ def test_not_a_number_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON"):
         journal.write([{"step": 1, "loss": float("nan")}])
     assert journal.read() == []
+
+
+@pytest.mark.parametrize("line", ["broken", "[1]", '{"loss": 1}', "\0\0\0"])
+def test_a_line_of_somebody_else_is_named(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(f'{{"step": 1}}\n{line}\n{{"step": 2}}\n', encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"a\.jsonl line 2 is damaged.*Delete"):
+        Journal(path).read()
+
+
+def test_a_full_disk_is_an_error_that_says_so() -> None:
+    with pytest.raises(CheckpointError, match=r"/dev/full cannot be written.*No space.*Make room"):
+        Journal(Path("/dev/full")).write([{"step": 1}])

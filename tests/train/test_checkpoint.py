@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
@@ -153,3 +154,13 @@ def test_kill_at_random_moments_never_loses_the_last_finished_save(tmp_path: Pat
         step = int(latest.name.removeprefix("step-"))
         assert step >= finished
         assert (latest / "a").read_bytes() == str(step).encode() * 20000
+
+
+def test_a_full_disk_is_one_error_and_takes_no_room(tmp_path: Path) -> None:
+    def write(directory: Path) -> None:
+        (directory / "half").write_bytes(b"x" * 1000)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(CheckpointError, match=r"step-1 cannot be written.*No space.*Make room"):
+        write_checkpoint(tmp_path / "step-1", write)
+    assert not list(tmp_path.iterdir())
