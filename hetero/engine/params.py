@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import numbers
+import operator
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from hetero.errors import ArgumentError
 
@@ -28,7 +31,7 @@ class SamplingParams:
         ignore_eos: go on after the model's own end-of-sequence ids (`stop_ids` still end the sequence).
 
     Raises:
-        ArgumentError: a value is out of its range.
+        ArgumentError: a value is out of its range, or of another kind.
     """
 
     temperature: float = 1.0
@@ -43,7 +46,13 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
-        object.__setattr__(self, "stop_ids", tuple(int(i) for i in self.stop_ids))
+        for name in ("top_k", "max_tokens", "seed"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, _whole(name, value))
+        object.__setattr__(self, "stop_ids", tuple(_whole("stop_ids", i) for i in self.stop_ids))
+        for name in ("temperature", "top_p", "min_p"):
+            value = getattr(self, name)
+            _check(isinstance(value, numbers.Real), name, value, "a number")
         _check(
             math.isfinite(self.temperature) and self.temperature >= 0, "temperature", self.temperature, ">= 0"
         )
@@ -53,6 +62,13 @@ class SamplingParams:
         _check(self.max_tokens >= 1, "max_tokens", self.max_tokens, ">= 1")
         _check(all(self.stop), "stop", self.stop, "strings of at least one character")
         _check(all(i >= 0 for i in self.stop_ids), "stop_ids", self.stop_ids, "token ids >= 0")
+
+
+def _whole(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ArgumentError(f"SamplingParams.{name} is {value!r}; expected a whole number.") from None
 
 
 def _check(ok: bool, name: str, got: object, expected: str) -> None:

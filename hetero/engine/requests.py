@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
@@ -43,6 +45,9 @@ class Requests:
         blocks: BlockManager,
     ) -> list[Sequence]:
         """One sequence per prompt, in order; identical prompts share one `Prompt`. See `Engine.generate`."""
+        if isinstance(prompts, str) or not isinstance(prompts, Iterable):
+            raise ArgumentError(f"The prompts are {prompts!r:.80}; expected a list of lists of token ids.")
+        prompts = list(prompts)
         params = SamplingParams() if params is None else params
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if streams is None:
@@ -52,6 +57,8 @@ class Requests:
                 raise ArgumentError(
                     f"{len(values)} {name} for {len(prompts)} prompts; give one for each prompt."
                 )
+        if not all(isinstance(own, SamplingParams) for own in each):
+            raise ArgumentError(f"The params are {params!r:.80}; expected SamplingParams, or a list of them.")
         namespace = blocks.namespace(self._runner.namespace(version))
         version = self._runner.adapter_version() if version is None else version
         sessions = [prompt for prompt in prompts if isinstance(prompt, Session)]
@@ -64,7 +71,7 @@ class Requests:
             session = asked if isinstance(asked, Session) else None
             began = None if session is None else session.adapter_version
             seed = self._seed if session is None else session.seed
-            key = tuple(asked.token_ids if isinstance(asked, Session) else asked)
+            key = _token_ids(i, asked.token_ids if isinstance(asked, Session) else asked)
             prompt = known.get(key) if session is None else None
             if prompt is None:
                 space = namespace if session is None else self._space(i, session, namespace, blocks)
@@ -138,3 +145,13 @@ class Requests:
                 f"{room}. Give the engine more kv_memory, or lower max_tokens."
             )
         return limit
+
+
+def _token_ids(index: int, asked: object) -> tuple[int, ...]:
+    try:
+        return tuple(map(operator.index, asked))  # type: ignore[call-overload]  # what is no sequence is told so
+    except TypeError as error:
+        raise ArgumentError(
+            f"Prompt {index} is {asked!r:.80}; expected token ids, a list of whole numbers. Encode text with "
+            "the model's tokenizer."
+        ) from error

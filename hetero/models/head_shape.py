@@ -60,6 +60,12 @@ def _watch(model: PreTrainedModel) -> tuple[Tensor, Tensor]:
         for handle in handles:
             handle.remove()
     given, fake = seen[-1]
+    if not bool(torch.isfinite(hidden[-1]).all()):
+        raise ModelError(
+            f"{type(model).__name__} computes NaN or infinite hidden states for a single token: the "
+            "checkpoint holds such weights, or its data type has too small a range. Fetch it anew, or try it "
+            "in Transformers."
+        )
     if not torch.equal(given.reshape(-1), hidden[-1].reshape(-1)):
         raise ModelError(
             f"{type(model).__name__} changes the hidden states before its head; hetero does not know how"

@@ -71,7 +71,13 @@ class KVPool:
                 f"a KV pool needs at least one block, got {num_blocks}; give the engine more kv_memory"
             )
         self.num_blocks = num_blocks
-        self.layers = [_layer(spec, num_blocks, model.device) for spec in kv_spec(model)]
+        try:
+            self.layers = [_layer(spec, num_blocks, model.device) for spec in kv_spec(model)]
+        except RuntimeError as error:  # of PyTorch's allocators
+            size = num_blocks * self.block_bytes(model) / 2**30
+            raise CapacityError(
+                f"a KV pool of {size:,.1f} GiB cannot be had on {model.device}; give less kv_memory"
+            ) from error
         self.on_gpu = model.device.type == "cuda"
         tensors = [part.view(num_blocks, -1).view(torch.uint8) for kv in self.layers for part in (kv.k, kv.v)]
         # Of [num_blocks, bytes]. A row is small, and NumPy copies it with a third of PyTorch's overhead.

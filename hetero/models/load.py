@@ -101,7 +101,10 @@ def pick_device(device: str) -> torch.device:
     """The device that `device` names. Raises UnavailableError when it is not there."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    where = torch.device(device)
+    try:
+        where = torch.device(device)
+    except RuntimeError as error:
+        raise UnavailableError(f"device={device!r} is not supported; use 'cpu' or 'cuda'") from error
     if where.type == "cuda" and not torch.cuda.is_available():
         raise UnavailableError(
             f"device={device!r} was asked for, but PyTorch sees no CUDA device; use device='cpu'"

@@ -44,9 +44,11 @@ class LoraConfig:
         if isinstance(self.targets, str):
             object.__setattr__(self, "targets", (self.targets,))
         object.__setattr__(self, "targets", tuple(self.targets))
-        if self.rank < 1 or (self.expert_rank is not None and self.expert_rank < 1):
+        ranks = [rank for rank in (self.rank, self.expert_rank) if rank is not None]
+        if not all(isinstance(rank, int) and rank >= 1 for rank in ranks):
             raise ModelError(
-                f"LoRA ranks must be at least 1, got rank={self.rank}, expert_rank={self.expert_rank}"
+                f"LoRA ranks must be whole numbers of at least 1, got rank={self.rank}, "
+                f"expert_rank={self.expert_rank}"
             )
         if not (math.isfinite(self.alpha) and self.alpha > 0):
             raise ModelError(f"LoRA alpha must be a positive number, got {self.alpha}")

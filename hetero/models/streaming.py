@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
 from transformers.core_model_loading import Concatenate, ConversionOps, MergeModulelist, WeightConverter
 
-from hetero.errors import ModelError
+from hetero.errors import ModelError, ShapeError
 from hetero.models.codings import CodedStack
 from hetero.models.experts import HeteroExperts
 from hetero.models.lazy import Codes
@@ -27,10 +29,12 @@ class Pack(ConversionOps):
             tensor = value[0] if isinstance(value, list) else value
             module, child = owner(model, name)
             if isinstance(module, HeteroExperts):
-                _add(module, child, tensor)
+                with named(name):
+                    _add(module, child, tensor)
                 module.arrived(child)
             elif isinstance(module, HeteroLinear):
-                module.pack(tensor)
+                with named(name):
+                    module.pack(tensor)
             else:
                 raise ModelError(f"{name} is not a tensor that hetero packs")
             if not isinstance(tensor, Codes):
@@ -71,13 +75,23 @@ class PackEachExpert(WeightConverter):
         for index, parts in enumerate(zip(*groups, strict=True)):
             tensors = [part() for part in parts]
             weights: list[Any] = [t.weight if isinstance(t, Codes) else t for t in tensors]
-            module.builder.add_expert(child, index, *weights)
+            with named(f"{layer_name}, expert {index}"):
+                module.builder.add_expert(child, index, *weights)
             pages.packed(sum(tensor.nbytes for tensor in tensors))
         self.collected_tensors.clear()
         module.arrived(child)
         if loading_info is not None:
             loading_info.missing_keys.discard(layer_name)
         return {}
+
+
+@contextlib.contextmanager
+def named(what: str) -> Iterator[None]:
+    """Say which tensor of the checkpoint it is that cannot be packed."""
+    try:
+        yield
+    except ShapeError as error:
+        raise ModelError(f"{what} cannot be packed: {error}") from error
 
 
 def _add(module: HeteroExperts, name: str, tensor: Any) -> None:

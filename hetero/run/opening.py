@@ -102,4 +102,9 @@ def _tokenizer(path: str, asked: str) -> PreTrainedTokenizerBase:
             f"There is no model {asked!r}: no such directory (looked in {Path.cwd()}), and the "
             f"Hub does not give it: {str(error).splitlines()[0]}"
         ) from error
+    if not tokenizer("a").input_ids:  # what Transformers makes of a directory without tokenizer files
+        raise ModelError(
+            f"{path} holds no tokenizer that knows any text. Put tokenizer.json and tokenizer_config.json of "
+            "the model beside its weights."
+        )
     return tokenizer

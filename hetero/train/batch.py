@@ -121,6 +121,17 @@ class _Row:
     routes: npt.NDArray[np.integer[Any]] | None
 
 
+def check_token_ids(batch: MicroBatch, vocab_size: int) -> None:
+    """Raise DataError for an id that the model's embedding does not have."""
+    ids = batch.forward.token_ids
+    wrong = ids[(ids < 0) | (ids >= vocab_size)]
+    if len(wrong):
+        raise DataError(
+            f"a sample holds the token id {int(wrong[0])}; the model knows the ids 0 to {vocab_size - 1}. "
+            "Was it tokenized for another model?"
+        )
+
+
 def pack(
     samples: Sequence[TrainSample], max_rows: int, *, context: float = math.inf, every_token: bool = False
 ) -> list[MicroBatch]:

@@ -68,7 +68,7 @@ class LossConfig:
             raise ArgumentError(
                 f"dual_clip is {self.dual_clip}; expected a number above 1 (3 is usual) or none"
             )
-        if self.kl_coef < 0:
+        if not 0 <= self.kl_coef < float("inf"):
             raise ArgumentError(f"kl_coef is {self.kl_coef}; expected 0 or more")
         if self.aggregate == "dr_grpo" and not self.max_completion_tokens:
             raise ArgumentError("aggregate dr_grpo divides by a constant length: set max_completion_tokens")

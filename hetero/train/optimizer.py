@@ -43,7 +43,7 @@ class AdamW:
         eps: float = 1e-8,
         weight_decay: float = 0.0,
     ) -> None:
-        if not all(0 <= beta < 1 for beta in betas):
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
             raise ArgumentError(f"betas are {betas}; expected two numbers in [0, 1)")
         if eps <= 0 or weight_decay < 0:
             raise ArgumentError(

@@ -16,7 +16,7 @@ from hetero.models.checkpointing import set_checkpointing
 from hetero.models.lora import adapter_version, bump_adapter_version, lora_parameters
 from hetero.models.lora_norms import adapter_norms
 from hetero.models.versions import retain_version
-from hetero.train.batch import MicroBatch, TrainSample, pack
+from hetero.train.batch import MicroBatch, TrainSample, check_token_ids, pack
 from hetero.train.columns import SampleColumns, require_logprobs, version_lag
 from hetero.train.correction import Correction, correction_metrics
 from hetero.train.losses import NO_CORRECTION, Aggregate, LossConfig
@@ -165,6 +165,7 @@ class Trainer:
     def _run(
         self, batch: MicroBatch, columns: SampleColumns, routing: RoutingLog, train: bool
     ) -> dict[str, Tensor]:
+        check_token_ids(batch, self.model.config.get_text_config(decoder=True).vocab_size)
         if train:
             return backward(self.model, batch, columns, self.loss, self.temperature, routing)
         return measure(self.model, batch, columns, self.temperature)

@@ -23,6 +23,12 @@ from hetero.errors import ArgumentError, HeteroError
         ("max_tokens", 0),
         ("stop", ("a", "")),
         ("stop_ids", (-1,)),
+        ("stop_ids", ("a",)),
+        ("temperature", "hot"),
+        ("top_p", None),
+        ("max_tokens", 1.5),
+        ("top_k", "5"),
+        ("seed", 0.5),
     ],
 )
 def test_a_value_out_of_range_is_named(name: str, value: object) -> None:

@@ -55,6 +55,8 @@ def test_pool_layout_and_blocks(checkpoint: Checkpoint) -> None:
             assert bool((layer.k[block] == number).all())
             assert bool((layer.v[block] == -number).all())
         assert bool((layer.k[2] == 7).all())
+    with pytest.raises(CapacityError, match=r"GiB cannot be had on cpu; give less kv_memory"):
+        KVPool(model, 1 << 40)
     with pytest.raises(CapacityError, match="at least one block"):
         KVPool(model, 0)
 
