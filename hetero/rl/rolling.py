@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from hetero.errors import ModelError
 from hetero.rl.environment import Completion, Environment, EnvironmentFactory, Slot, Step
 from hetero.rl.rewards.pool import RewardPool
 from hetero.rl.task import Task
@@ -85,8 +86,9 @@ class Rolling:
     def collect(self, while_waiting: Callable[[], bool] = lambda: False) -> list[Group]:
         """The groups in the order of the tasks, with their rewards; waits for those that are being computed.
 
-        Raises RewardError when too many rewards failed.
+        Raises RewardError when too many rewards failed, ModelError when the engine gave as many answers up.
         """
+        _check_given_up(self._attempts, 0.2 if self._pool is None else self._pool.max_failed)
         _collect(self._attempts, self._pool, while_waiting)
         size = self._group_size
         return [
@@ -150,6 +152,19 @@ class _Attempt:
         self.trajectory.completion_ids.extend(token_ids)
         self.trajectory.logprobs.extend(logprobs)
         self.trajectory.mask.extend([sampled] * len(token_ids))
+
+
+def _check_given_up(attempts: Sequence[_Attempt], max_fraction: float) -> None:
+    """Raise ModelError when the engine aborted more than `max_fraction` of the trajectories: a model that
+    computes NaN would else run to the end and learn nothing."""
+    gone = [a.trajectory for a in attempts if a.trajectory.finish_reason == "abort"]
+    if len(gone) > max_fraction * len(attempts):
+        raise ModelError(
+            f"The engine gave up {len(gone)} of {len(attempts)} answers, more than the {max_fraction:.0%} "
+            f"that may fail. The first: {gone[0].error}. If it was so from the first step on, the checkpoint "
+            "holds NaN or infinite weights, or its data type has too small a range: fetch it anew, try it in "
+            "Transformers. If it came later, the adapter has diverged: lower train.lr and begin a new run."
+        )
 
 
 def _collect(

@@ -61,8 +61,8 @@ def rollout(
 ) -> Rollout:
     """`group_size` trajectories of each task, all at once; see `Rolling` for the arguments.
 
-    Raises RewardError when too many rewards failed. A trajectory that the engine aborted is masked, with
-    `error` set.
+    Raises RewardError when too many rewards failed, ModelError when the engine gave as many answers up. A
+    trajectory that it aborted is masked, with `error` set.
     """
 
     def begin(

@@ -127,6 +127,8 @@ def test_a_trajectory_of_several_versions_is_counted() -> None:
 
 def test_a_reward_that_fails_says_so_to_its_own_step_only() -> None:
     class Pool:
+        max_failed = 0.2
+
         def gather(self, tickets: Sequence[int], while_waiting: Callable[[], bool]) -> list[Any]:
             while while_waiting():
                 pass

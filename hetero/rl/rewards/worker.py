@@ -32,6 +32,13 @@ def serve(fd: int, config: dict[str, Any]) -> None:
     functions = [_Function(target, config["timeout"]) for target in config["targets"]]
     inbox = Inbox(fd)
     _send(fd, {"kind": "ready", "functions": [function.describe() for function in functions]})
+    worker = os.getpid()
+
+    def answer(result: dict[str, Any]) -> None:
+        if os.getpid() != worker:  # a child that the function forked: the answer is its parent's to give
+            os._exit(1 if "failure" in result else 0)
+        _send(fd, result)
+
     while inbox.open:
         for header, body in inbox.receive():
             function = functions[header["function"]]
@@ -39,7 +46,7 @@ def serve(fd: int, config: dict[str, Any]) -> None:
             for number, size in zip(header["ids"], header["sizes"], strict=True):
                 jobs.append((number, body[start : start + size]))
                 start += size
-            function.run(jobs, lambda answer: _send(fd, answer))
+            function.run(jobs, answer)
 
 
 def _send(fd: int, header: dict[str, Any]) -> None:

@@ -42,7 +42,17 @@ def _one(completion):
         "empty dict": lambda: {"acc": 1},
         "scribble": _scribble,
         "children": _start_children,
+        "fork": lambda: _fork(lambda: 0.0),
+        "fork and exit": lambda: _fork(lambda: sys.exit(0)),
     }[completion]()
+
+
+def _fork(in_child):
+    """1 if the child came to its end as a program does, -1 if not."""
+    child = os.fork()
+    if child == 0:
+        return in_child()
+    return 1.0 if os.waitpid(child, 0)[0] == child else -1.0
 
 
 def _deaf():

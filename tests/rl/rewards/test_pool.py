@@ -94,7 +94,15 @@ def test_a_failure_masks_its_sample_only(strange, completion, kind, message):
 
 @pytest.mark.parametrize(
     ("completion", "value"),
-    [("none", None), ("true", 1.0), ("print", 1.0), ("value -2.5", -2.5), ("dict", 0.5)],
+    [
+        ("none", None),
+        ("true", 1.0),
+        ("print", 1.0),
+        ("value -2.5", -2.5),
+        ("dict", 0.5),
+        ("fork", 1.0),
+        ("fork and exit", 1.0),
+    ],
 )
 def test_what_is_no_failure(strange, completion, value):
     (score,) = _scores(strange, completion)
