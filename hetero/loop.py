@@ -13,7 +13,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from hetero.errors import CapacityError, DataError, RewardError
+from hetero.errors import CapacityError, DataError, ModelError, RewardError
 from hetero.models.adapter import save_adapter
 from hetero.models.lora import adapter_version
 from hetero.recipe.recipe import Recipe
@@ -30,6 +30,7 @@ from hetero.run.parts import Cursor, Parts, prepared
 from hetero.run.stopping import StopRequested
 from hetero.run.usage import Usage
 from hetero.run.watch import Unwatched, Watch
+from hetero.train.checkpoint import storing
 
 _log = logging.getLogger(__name__)
 
@@ -38,8 +39,8 @@ def run(recipe: Recipe, out: str | Path, *, resume: bool = False, watch: Watch |
     """Train as `recipe` says into the run directory `out`; returns the number of finished steps.
 
     `resume` goes on from the newest checkpoint, to the same bits that an undisturbed run would have reached.
-    On the first SIGTERM or SIGINT, and on errors of data or rewards, the step under way is dropped and what
-    is finished is saved.
+    On the first SIGTERM or SIGINT, and on errors of data, rewards or logits, the step under way is dropped
+    and what is finished is saved.
 
     Raises:
         DataError, ModelError, RewardError, CapacityError: something that the recipe names cannot be used.
@@ -53,7 +54,7 @@ def run(recipe: Recipe, out: str | Path, *, resume: bool = False, watch: Watch |
             while step < recipe.train.steps:
                 step = advance(parts, step + 1)
                 measure(parts, step)
-        except (StopRequested, RewardError, DataError, CapacityError):
+        except (StopRequested, RewardError, DataError, ModelError, CapacityError):
             parts.trainer.zero_grad()  # of the step under way
             conclude(parts, step)
             raise
@@ -164,9 +165,9 @@ def update(parts: Parts, step: int, rolled: Rollout, clock: Clock) -> dict[str, 
     parts.watch.phase(step, "train")
     rl = parts.recipe.rl
     if not assign_advantages(rolled.groups, ALGORITHMS[rl.algorithm].advantage):
-        _log.warning(
-            "step %d: the rewards of every group are all equal, so there is nothing to learn from it", step
-        )
+        scored = any(t.reward is not None for group in rolled.groups for t in group.trajectories)
+        why = "the rewards of every group are all equal" if scored else "no answer has a reward"
+        _log.warning("step %d: %s, so there is nothing to learn from it", step, why)
     samples = train_samples(rolled.groups, train_truncated=rl.train_truncated)
     if not samples:
         return {"loss": 0.0, "grad_norm": 0.0, "learning_rate": parts.trainer.schedule(step - 1)}
@@ -224,4 +225,5 @@ def save(parts: Parts, step: int) -> None:
 def conclude(parts: Parts, step: int) -> None:
     """The end of a run, come to or asked for: the last checkpoint, and the adapter for people to use."""
     save(parts, step)
-    save_adapter(parts.loaded.model, parts.folder.path / "adapter")
+    with storing(parts.folder.path / "adapter"):
+        save_adapter(parts.loaded.model, parts.folder.path / "adapter")

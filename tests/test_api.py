@@ -85,8 +85,8 @@ MODEL = (
 )
 COMMANDS = {
     "rl": "RECIPE OVERRIDES --out --resume --dry-run",
-    "generate": f"MODEL --prompt --adapter --system --raw --max-tokens {SAMPLING}",
-    "chat": f"MODEL --adapter --system --max-tokens {SAMPLING}",
+    "generate": f"MODEL --prompt --adapter --experts --system --raw --max-tokens {SAMPLING}",
+    "chat": f"MODEL --adapter --experts --system --max-tokens {SAMPLING}",
     "eval": "RECIPE OVERRIDES --adapter --json",
     "report": "RUN",
     "doctor": "MODEL --device --threads --json",

@@ -15,6 +15,7 @@ from hetero.cli.commands import command
 from hetero.cli.recipes_app import recipes
 from hetero.cli.sandbox_app import sandbox
 from hetero.errors import HeteroError
+from hetero.formats import AUTO, LOADABLE
 
 app = typer.Typer(
     name="hetero",
@@ -29,6 +30,13 @@ app.add_typer(recipes, name="recipes")
 app.add_typer(sandbox, name="sandbox")
 app.add_typer(bench, name="bench")
 
+
+def _weight_format(name: str) -> str:
+    if name not in (AUTO, *LOADABLE):
+        raise typer.BadParameter(f"{name!r} is none of {', '.join((AUTO, *LOADABLE))}.")
+    return name
+
+
 RecipeArg = Annotated[str, typer.Argument(help="A recipe file, or the name of one that comes with hetero.")]
 OverridesArg = Annotated[
     list[str] | None, typer.Argument(metavar="KEY.SUB=VALUE", help="Overrides of recipe keys.")
@@ -36,6 +44,10 @@ OverridesArg = Annotated[
 ModelArg = Annotated[str, typer.Argument(help="A checkpoint directory, a Hub id, or 'quickstart'.")]
 AdapterOption = Annotated[
     Path | None, typer.Option(help="A PEFT adapter directory, such as DIR/adapter of a run.")
+]
+ExpertsOption = Annotated[
+    str,
+    typer.Option(callback=_weight_format, help="Weight format of the experts: model.experts of a recipe."),
 ]
 SystemOption = Annotated[str | None, typer.Option(help="A system message.")]
 TokensOption = Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")]
@@ -69,6 +81,7 @@ def generate(
     model: ModelArg,
     prompt: Annotated[str, typer.Option(help="The user's message; '-' reads it from standard input.")],
     adapter: AdapterOption = None,
+    experts: ExpertsOption = AUTO,
     system: SystemOption = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the text as it stands, without the chat template.")
@@ -87,6 +100,7 @@ def generate(
         model=model,
         prompt=prompt,
         adapter=adapter,
+        experts=experts,
         system=system,
         raw=raw,
         max_tokens=max_tokens,
@@ -98,6 +112,7 @@ def generate(
 def chat(
     model: ModelArg,
     adapter: AdapterOption = None,
+    experts: ExpertsOption = AUTO,
     system: SystemOption = None,
     max_tokens: TokensOption = 512,
     temperature: TemperatureOption = 0.7,
@@ -108,7 +123,15 @@ def chat(
 ) -> None:
     """Talk to a model in the terminal."""
     sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p, "seed": seed}
-    command("chat", model=model, adapter=adapter, system=system, max_tokens=max_tokens, sampling=sampling)
+    command(
+        "chat",
+        model=model,
+        adapter=adapter,
+        experts=experts,
+        system=system,
+        max_tokens=max_tokens,
+        sampling=sampling,
+    )
 
 
 @app.command("eval")
@@ -196,11 +219,11 @@ def options(
 
 
 def main() -> None:
-    """Run the command line. Errors of ours are one paragraph and exit status 1 (usage: 2); HETERO_DEBUG=1
-    shows the traceback."""
+    """Run the command line. Errors of ours and of the file system are one paragraph and exit status 1
+    (usage: 2); HETERO_DEBUG=1 shows the traceback."""
     try:
         app()
-    except HeteroError as error:
+    except (HeteroError, OSError) as error:
         if os.environ.get("HETERO_DEBUG") == "1":
             raise
         typer.echo(f"error: {error}", err=True)

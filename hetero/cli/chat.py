@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from hetero.cli.talk import Talk
+from hetero.cli.talk import Talk, harmless
 from hetero.data.messages import Message, conversation
 from hetero.errors import CapacityError
 
@@ -17,13 +17,14 @@ _HELP = "/new starts over, /exit (or Ctrl-D) ends."
 def run(
     model: str,
     adapter: Path | None,
+    experts: str,
     system: str | None,
     max_tokens: int,
     sampling: dict[str, Any],
 ) -> None:
     """Read a line, stream the answer, and so on until /exit."""
     typer.echo(f"Loading {model} ...", err=True)
-    with Talk.open(model, adapter, max_tokens=max_tokens, sampling=sampling) as talk:
+    with Talk.open(model, adapter, experts=experts, max_tokens=max_tokens, sampling=sampling) as talk:
         typer.echo(_HELP, err=True)
         ids: list[int] = []
         while (line := _ask()) is not None:
@@ -55,7 +56,7 @@ def _say(talk: Talk, ids: list[int], messages: list[Message]) -> list[int]:
     asked = ids + talk.renderer.turn(talk.sampled, messages) if ids else talk.renderer.prompt(messages)
     try:
         for piece in talk.answer(asked):
-            typer.echo(piece, nl=False)
+            typer.echo(harmless(piece), nl=False)
     except CapacityError as error:
         typer.echo(f"{error} /new starts over.", err=True)
         return ids

@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from hetero.cli.talk import Talk
+from hetero.cli.talk import Talk, harmless
 from hetero.data.messages import conversation
 
 
@@ -16,6 +16,7 @@ def run(
     model: str,
     prompt: str,
     adapter: Path | None,
+    experts: str,
     system: str | None,
     raw: bool,
     max_tokens: int,
@@ -23,8 +24,8 @@ def run(
 ) -> None:
     """Print the answer to one prompt as its tokens come."""
     text = sys.stdin.read() if prompt == "-" else prompt
-    with Talk.open(model, adapter, max_tokens=max_tokens, sampling=sampling) as talk:
+    with Talk.open(model, adapter, experts=experts, max_tokens=max_tokens, sampling=sampling) as talk:
         ids = talk.renderer.plain(text) if raw else talk.renderer.prompt(conversation(text, system))
         for piece in talk.answer(ids):
-            typer.echo(piece, nl=False)
+            typer.echo(harmless(piece), nl=False)
         typer.echo()

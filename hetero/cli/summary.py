@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 import statistics
 from pathlib import Path
 from typing import Any
 
 import typer
 
+from hetero.formats import AUTO
 from hetero.recipe.recipe import Recipe
+from hetero.report.numbers import fixed
 from hetero.run.directory import RunDirectory
 
 _ENDS = 5
@@ -22,15 +25,18 @@ def print_summary(recipe: Recipe, out: Path) -> None:
     said = [f"{len(steps)} steps in {_minutes(steps)}."]
     rewards = [r for record in steps if (r := record.get("reward")) is not None]
     if rewards:
-        count = min(_ENDS, len(rewards))
+        count = max(1, min(_ENDS, len(rewards) // 2))
         first, last = statistics.mean(rewards[:count]), statistics.mean(rewards[-count:])
-        said.append(f"Mean reward, first and last {count} step(s): {first:.3f} -> {last:.3f}.")
+        said.append(f"Mean reward, first and last {count} step(s): {fixed(first)} -> {fixed(last)}.")
     if len(evals) > 1 and None not in (evals[0]["accuracy"], evals[-1]["accuracy"]):
         said.append(f"Held-out accuracy: {evals[0]['accuracy']:.3f} -> {evals[-1]['accuracy']:.3f}.")
     typer.echo(" ".join(said))
     if recipe.log.report:
         typer.echo(f"Curves and completions: {out / 'report.html'}")
-    typer.echo(f"Talk to it:  hetero chat {recipe.model.path} --adapter {out / 'adapter'}")
+    talk = ["hetero", "chat", recipe.model.path, "--adapter", str(out / "adapter")]
+    if recipe.model.experts != AUTO:
+        talk += ["--experts", recipe.model.experts]
+    typer.echo(f"Talk to it:  {shlex.join(talk)}")
 
 
 def _minutes(steps: list[dict[str, Any]]) -> str:

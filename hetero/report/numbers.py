@@ -15,6 +15,8 @@ def short(value: float | None) -> str:
     size = abs(value)
     if size == 0:
         return "0"
+    if size >= 1e12:
+        return f"{value:.2e}"
     for limit, divisor, unit in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
         if size >= limit:
             return f"{value / divisor:.3g}{unit}"
@@ -24,8 +26,10 @@ def short(value: float | None) -> str:
 
 
 def fixed(value: float | None, digits: int = 3) -> str:
-    """A number between 0 and about 1 with a fixed number of digits."""
-    return "-" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
+    """A number between 0 and about 1 with a fixed number of digits; a large one as `short` writes it."""
+    if value is None or not math.isfinite(value) or abs(value) >= 1e4:
+        return short(value)
+    return f"{value:.{digits}f}"
 
 
 def duration(seconds: float) -> str:

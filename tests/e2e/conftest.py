@@ -30,6 +30,10 @@ def constant(completions, **columns):
     return [1.0] * len(completions)
 
 
+def never(completions, **columns):
+    return [None] * len(completions)
+
+
 def raises(completions, **columns):
     raise ZeroDivisionError("the judge is out")
 

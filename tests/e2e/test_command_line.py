@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from hetero import loop
 from hetero.cli import main
-from hetero.cli.talk import Talk
+from hetero.cli.talk import Talk, harmless
 
 
 @pytest.fixture
@@ -51,6 +54,50 @@ def test_rl_says_what_became_better_and_what_to_do_next(small: Any, run: Any, tm
     assert "Held-out accuracy" in " ".join(last)
     assert f"hetero chat {small.tree['model']['path']} --adapter run/adapter" in last[-1]
     assert (tmp_path / "run" / "recipe.yaml").is_file()
+
+
+def test_what_to_do_next_can_be_pasted(small: Any, run: Any, tmp_path: Path) -> None:
+    recipe = small.file(model={"experts": "int4"}, train={"steps": 2})
+    status, out, err = run("rl", recipe, "--out", "my run")
+    assert status == 0, err
+    assert "first and last 1 step(s)" in out
+    words = shlex.split(out.splitlines()[-1].partition("hetero chat ")[2])
+    assert words[1:] == ["--adapter", "my run/adapter", "--experts", "int4"]
+    answers = [run("generate", *words[:n], "--prompt", "word a", "--max-tokens", "16") for n in (3, 5)]
+    assert [status for status, _, _ in answers] == [0, 0]
+    assert answers[0][1] != answers[1][1], "the experts are packed as in training"
+    status, _, err = run("generate", words[0], "--experts", "int5", "--prompt", "x")
+    assert status == 2
+    assert "int4" in err
+
+
+def test_what_a_file_system_says_is_one_paragraph(small: Any, run: Any, trained: Path) -> None:
+    (trained / "report.html").unlink(missing_ok=True)
+    (trained / "report.html").mkdir()
+    status, _, err = run("report", trained)
+    assert status == 1
+    assert err.startswith("error: ")
+    assert "Traceback" not in err
+    status, _, err = run("rl", small.file(), "--out", f"{small.data}/run")
+    assert (status, "cannot be written" in err, "Traceback" in err) == (1, True, False)
+
+
+def test_an_answer_of_nan_is_an_error(run: Any, small: Any, tmp_path: Path) -> None:
+    model = tmp_path / "nan"
+    shutil.copytree(small.tree["model"]["path"], model)
+    weights = load_file(model / "model.safetensors")
+    weights["lm_head.weight"][7] = float("nan")
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    status, _, err = run("generate", model, "--prompt", "word")
+    assert status == 1
+    assert "NaN" in err
+
+
+@pytest.mark.parametrize("tty", [True, False])
+def test_a_terminal_obeys_nothing_that_a_model_says(tty: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: tty, raising=False)
+    said = "ok\x1b[2J\r\x9b\n\tو\u200cn"
+    assert harmless(said) == ("ok·[2J··\n\tو\u200cn" if tty else said)
 
 
 def test_rl_makes_new_directories_of_its_own(small: Any, run: Any, tmp_path: Path) -> None:

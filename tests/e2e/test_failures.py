@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from hetero import loop
 from hetero.errors import CapacityError, DataError, HeteroError, ModelError, RewardError
@@ -130,3 +136,75 @@ def test_a_start_that_failed_leaves_a_directory_that_can_be_resumed(small: Any, 
     fails(small.recipe(), out, DataError)
     small.data.write_text(text, encoding="utf-8")
     assert loop.run(small.recipe(), out, resume=True) == 2
+
+
+def with_weights(model: str, to: Path, change: Callable[[dict[str, Tensor]], None]) -> dict[str, Any]:
+    """Recipe keys of a copy of `model` whose tensors `change` has been at."""
+    shutil.copytree(model, to)
+    tensors = load_file(to / "model.safetensors")
+    change(tensors)
+    save_file(tensors, to / "model.safetensors", metadata={"format": "pt"})
+    return {"path": str(to)}
+
+
+def test_weights_that_are_nan_do_not_run_to_the_end(small: Any, tmp_path: Path) -> None:
+    path = small.tree["model"]["path"]
+
+    def poison(name: str) -> Callable[[dict[str, Tensor]], None]:
+        return lambda tensors: tensors[name].view(-1)[5].fill_(math.nan)
+
+    head = with_weights(path, tmp_path / "head", poison("lm_head.weight"))
+    fails(small.recipe(model=head), tmp_path / "run", ModelError, "gave up 6 of 6 answers", "NaN")
+    norm = with_weights(path, tmp_path / "norm", poison("model.norm.weight"))
+    fails(small.recipe(model=norm), tmp_path / "other", ModelError, "NaN or infinite hidden states")
+    experts = next(name for name in load_file(Path(path) / "model.safetensors") if ".experts." in name)
+    codes = {**with_weights(path, tmp_path / "experts", poison(experts)), "experts": "int4"}
+    fails(small.recipe(model=codes), tmp_path / "third", ModelError, "model.layers.0.mlp.experts", "NaN")
+
+
+def test_an_adapter_that_diverges_stops_the_run_and_keeps_what_is_finished(
+    small: Any, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    recipe = small.recipe(train={"lr": 1e30, "steps": 9, "save_every": 100}, data={"eval": None})
+    fails(recipe, out, ModelError, "diverged: lower train.lr")
+    steps = [record["step"] for record in lines(out / "metrics.jsonl")]
+    assert steps == list(range(1, len(steps) + 1))
+    assert (out / "checkpoints" / f"step-{len(steps)}").is_dir()
+
+
+def test_a_checkpoint_that_is_not_whole(small: Any, tmp_path: Path) -> None:
+    path = small.tree["model"]["path"]
+    gone, torn = tmp_path / "gone", tmp_path / "torn"
+    for copy in (gone, torn):
+        shutil.copytree(path, copy)
+    (gone / "model.safetensors").unlink()
+    fails(
+        small.recipe(model={"path": str(gone)}), tmp_path / "1", ModelError, "no file named model.safetensors"
+    )
+    weights = (torn / "model.safetensors").read_bytes()
+    (torn / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    fails(small.recipe(model={"path": str(torn)}), tmp_path / "2", ModelError, str(torn), "fetch")
+
+    def cut(tensors: dict[str, Tensor]) -> None:
+        tensors["model.layers.0.self_attn.q_proj.weight"] = torch.zeros(3, 64)
+
+    odd = with_weights(path, tmp_path / "odd", cut)
+    fails(small.recipe(model=odd), tmp_path / "3", ModelError, str(tmp_path / "odd"))
+
+
+def test_a_model_without_a_tokenizer(small: Any, tmp_path: Path) -> None:
+    copy = tmp_path / "model"
+    shutil.copytree(small.tree["model"]["path"], copy)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (copy / name).unlink()
+    fails(small.recipe(model={"path": str(copy)}), tmp_path / "run", ModelError, "okenizer")
+
+
+def test_answers_without_any_reward_are_told_from_equal_ones(
+    small: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop.run(small.recipe(rl=small.reward("never"), train={"steps": 1}), tmp_path / "run")
+    assert "no answer has a reward" in caplog.text
+    loop.run(small.recipe(rl=small.reward("constant"), train={"steps": 1}), tmp_path / "other")
+    assert "the rewards of every group are all equal" in caplog.text

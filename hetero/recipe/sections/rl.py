@@ -78,7 +78,8 @@ class RLSection(Section):
     reward_workers: int = Field(default=1, ge=1)
     """Worker processes that run reward functions."""
     max_failed: float = Field(default=0.2, ge=0, le=1)
-    """Share of a step's samples whose reward may fail; above it the run stops."""
+    """Share of a step's samples whose reward, or sampling for NaN in the logits, may fail; above it the run
+    stops."""
 
     @field_validator("rewards", mode="before")
     @classmethod
