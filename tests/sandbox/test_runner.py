@@ -171,6 +171,7 @@ def test_nothing_outlives_an_owner(store: Path, seed: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_nothing_outlives_two_hundred_owners(store: Path) -> None:
     for seed in range(1000, 1200):
         kill_owner(store, seed)
