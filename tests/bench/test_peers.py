@@ -18,7 +18,9 @@ SHAPE = "E=8,top_k=2,hidden=256,intermediate=128"
 
 
 def line(peer: str, machine: Machine, format: str = "int8", **changes: Any) -> dict[str, Any]:
-    settings = Settings(SHAPE, format, (5,), against=peer, budget=Budget(2, 0.0), rotate=10**6, **changes)
+    settings = Settings(
+        SHAPE, format, tokens=(5,), against=peer, budget=Budget(2, 0.0), rotate=10**6, **changes
+    )
     (record,) = moe.cases(settings, machine)
     return record
 
