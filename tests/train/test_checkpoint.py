@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from hetero.errors import CheckpointError
-from hetero.train import checkpoint
 from hetero.train.checkpoint import (
     checkpoints,
     latest_checkpoint,
@@ -112,43 +110,33 @@ def test_nothing_there_is_none_or_an_error(tmp_path: Path) -> None:
         verify_checkpoint(tmp_path / "step-1")
 
 
-ENDLESS_SAVER = """
-import importlib.util, itertools, sys
-from pathlib import Path
-spec = importlib.util.spec_from_file_location("checkpoint", sys.argv[2])
-saving = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(saving)
-parent = Path(sys.argv[1])
-found = saving.checkpoints(parent)
-first = int(found[-1].name.removeprefix("step-")) if found else 1
-for step in itertools.count(first):
-    def write(directory):
-        for name in "abc":
-            (directory / name).write_bytes(str(step).encode() * 20000)
-    saving.write_checkpoint(parent / f"step-{step}", write)
-    saving.prune_checkpoints(parent, keep_last=2)
-    print(step, flush=True)
-"""
-"""Loads the module alone: the package would import Transformers each time."""
+def save_without_end(parent: Path, told: int) -> None:
+    """Write checkpoints, from the newest on; the number of each finished one goes to the descriptor."""
+    found = checkpoints(parent)
+    for step in itertools.count(int(found[-1].name.removeprefix("step-")) if found else 1):
+        contents = str(step).encode() * 20000
+        write_checkpoint(parent / f"step-{step}", writer(a=contents, b=contents, c=contents))
+        prune_checkpoints(parent, keep_last=2)
+        os.write(told, f"{step}\n".encode())
 
 
 def test_kill_at_random_moments_never_loses_the_last_finished_save(tmp_path: Path) -> None:
     rng = random.Random(0)
-    finished = 0
     for _ in range(12):
-        process = subprocess.Popen(
-            [sys.executable, "-c", ENDLESS_SAVER, str(tmp_path), checkpoint.__file__],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        )
-        assert process.stdout is not None
-        finished = int(process.stdout.readline())
-        time.sleep(rng.random() * 0.05)
-        process.send_signal(signal.SIGKILL)
-        lines = process.stdout.read().split()
-        process.wait()
-        finished = int(lines[-1]) if lines else finished
+        told, tell = os.pipe()
+        child = os.fork()  # another interpreter would import for seconds before it saves
+        if child == 0:
+            try:
+                save_without_end(tmp_path, tell)
+            finally:
+                os._exit(1)
+        os.close(tell)
+        with open(told) as lines:
+            finished = int(lines.readline())
+            time.sleep(rng.random() * 0.05)
+            os.kill(child, signal.SIGKILL)
+            finished = max([finished, *map(int, lines)])
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
         latest = latest_checkpoint(tmp_path)
         assert latest is not None
         step = int(latest.name.removeprefix("step-"))
