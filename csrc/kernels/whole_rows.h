@@ -59,7 +59,8 @@ inline void make_whole(const uint16_t* row, const Digits& digits, RowSlab* to) {
   }
   __m128i total = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
   total = _mm_add_epi32(total, _mm_shuffle_epi32(total, 0x4e));
-  const int whole = _mm_cvtsi128_si32(_mm_add_epi32(total, _mm_shuffle_epi32(total, 0xb1)));
+  total = _mm_add_epi32(total, _mm_shuffle_epi32(total, 0xb1));
+  const int whole = finite ? _mm_cvtsi128_si32(total) : 0;  // NaN converts to the least integer
   const int unit_bits = finite ? (exponent - kBits) << kMant : 0x7fc00000;
   float unit;
   memcpy(&unit, &unit_bits, sizeof(unit));
