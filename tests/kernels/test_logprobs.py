@@ -161,3 +161,16 @@ def test_no_tokens() -> None:
     head = Head(Case())
     logp, entropy = ops.token_logprobs(head.hidden[:0], head.packed, head.targets[:0])
     assert logp.shape == entropy.shape == (0,)
+
+
+def test_no_tokens_have_a_gradient_of_nothing() -> None:
+    head = Head(CASES[-1])
+    hidden = torch.zeros(0, 48, dtype=torch.bfloat16, requires_grad=True)
+    assert head.lora is not None
+    for lora in (None, head.lora):
+        logp, _ = ops.token_logprobs(hidden, head.packed, torch.zeros(0, dtype=torch.long), lora=lora)
+        logp.sum().backward()
+        assert hidden.grad is not None
+        assert hidden.grad.shape == (0, 48)
+    assert head.lora.a.grad is not None
+    assert not head.lora.a.grad.any()

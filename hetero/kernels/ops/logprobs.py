@@ -40,7 +40,7 @@ class _Head:
 
     def chunks(self) -> list[slice]:
         size = max(16, CHUNK_BYTES // (4 * self.weight.n) // 16 * 16)
-        return [slice(i, i + size) for i in range(0, self.targets.shape[0], size)]
+        return [slice(i, i + size) for i in range(0, max(1, self.targets.shape[0]), size)]
 
     def logits(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """([t, V] fp32, what linear_backward needs of the LoRA branch)."""
@@ -192,9 +192,6 @@ def token_logprobs(
         raise ShapeError(f"temperature is {temperature}; expected positive values")
     packed = None if lora is None else lora.packed()
     state = _Head(context(), head, bias, logit_scale, softcap, packed, targets, scale)
-    if num_tokens == 0:
-        empty = hidden.new_zeros(0, dtype=torch.float32)
-        return empty, empty.clone()
     if torch.is_grad_enabled():
         if lora is not None and any(t.requires_grad for t in (hidden, lora.a, lora.b)):
             return _LoraHead.apply(hidden, lora.a, lora.b, state)
