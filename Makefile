@@ -6,7 +6,7 @@ OUT    ?= runs/quickstart
 # Versions this release was tested with; the package itself only states lower bounds.
 PINS   := -c constraints.txt
 
-.PHONY: quickstart test test-slow test-sandbox-user sanitize trapped lint format install
+.PHONY: quickstart test test-slow test-sandbox-user sanitize trapped build-tools lint format install
 
 quickstart: $(VENV)
 	$(BIN)/pip install --quiet $(PINS) '.[gguf]'
@@ -25,6 +25,10 @@ test-sandbox-user: install
 	setpriv --reuid=$(TEST_USER) --regid=$(TEST_USER) --clear-groups sh -c 'HOME=$$(mktemp -d) \
 	  exec $(BIN)/python -m pytest -m "not slow" -p no:cacheprovider tests/sandbox'
 
+# What builds the extension outside of pip.
+build-tools: install
+	$(BIN)/pip install --quiet cmake ninja nanobind
+
 # Memory errors, undefined behaviour and data races; takes half an hour. The pool runs by itself under
 # ThreadSanitizer; all kernels, formats and operations run random shapes under the other two, but for the tests
 # of memory, which would measure the sanitizer's.
@@ -33,8 +37,7 @@ SANITIZED := $(CMAKE) -DCMAKE_BUILD_TYPE=RelWithDebInfo
 PRELOAD    = $(shell $(CXX) -print-file-name=libasan.so) $(shell $(CXX) -print-file-name=libubsan.so) \
              $(shell $(CXX) -print-file-name=libstdc++.so)
 
-sanitize: install
-	$(BIN)/pip install --quiet cmake ninja nanobind
+sanitize: build-tools
 	$(SANITIZED) -B build/sanitize/tsan -DHETERO_SANITIZE=thread
 	$(BIN)/ninja -C build/sanitize/tsan test_thread_pool
 	TSAN_OPTIONS=die_after_fork=0:halt_on_error=1 build/sanitize/tsan/test_thread_pool
@@ -46,8 +49,7 @@ sanitize: install
 
 # The kernels for AMX and AVX512-BF16, instruction by instruction as they are compiled, on a processor that has
 # AVX-512 and neither of them; takes some minutes (tests/cpp/trapped.cc).
-trapped: install
-	$(BIN)/pip install --quiet cmake ninja nanobind
+trapped: build-tools
 	$(CMAKE) -B build/trapped -DHETERO_TRAPPED=ON
 	$(BIN)/ninja -C build/trapped _C
 	$(BIN)/python tests/cpp/with_extension.py build/trapped/_C.*.so -m "not slow" \

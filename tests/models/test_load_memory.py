@@ -121,18 +121,20 @@ def test_peak_memory_grows_by_the_packed_size_and_a_tenth(
     check_growth(checkpoint("mixtral"), save, tmp_path)
 
 
-def save_constant_fp8(layers: int, directory: Path) -> Path:
-    config = Qwen3MoeConfig(
-        vocab_size=512,
-        hidden_size=512,
+def qwen3_moe(layers: int, **sizes: int) -> Qwen3MoeConfig:
+    return Qwen3MoeConfig(
         moe_intermediate_size=1024,
         num_hidden_layers=layers,
         num_attention_heads=8,
         num_key_value_heads=2,
         head_dim=64,
-        num_experts=72,
         num_experts_per_tok=2,
+        **sizes,
     )
+
+
+def save_constant_fp8(layers: int, directory: Path) -> Path:
+    config = qwen3_moe(layers, vocab_size=512, hidden_size=512, num_experts=72)
     save_constant(config, Qwen3MoeForCausalLM, directory)
     for shard in directory.glob("*.safetensors"):
         tensors = load_file(shard)
@@ -156,17 +158,7 @@ def test_so_it_is_for_codes(tmp_path: Path) -> None:
 
 def save_constant_gguf(layers: int, directory: Path) -> Path:
     e, n, k = 64, 1024, 1024
-    config = Qwen3MoeConfig(
-        vocab_size=128,
-        hidden_size=k,
-        moe_intermediate_size=n,
-        num_hidden_layers=layers,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-        head_dim=64,
-        num_experts=e,
-        num_experts_per_tok=2,
-    )
+    config = qwen3_moe(layers, vocab_size=128, hidden_size=k, num_experts=e)
     path = directory.with_suffix(".gguf")
     writer = gguf.GGUFWriter(path, "qwen3moe")
     describe(writer, ARCHITECTURES["qwen3moe"], config)
