@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from hetero.errors import ModelError
 from hetero.rl.environment import Completion, Environment, EnvironmentFactory, Slot, Step
-from hetero.rl.rewards.pool import RewardPool
+from hetero.rl.rewards.pool import MAX_FAILED, RewardPool
 from hetero.rl.task import Task
 from hetero.rl.trajectory import Group, Trajectory
 
@@ -88,7 +88,7 @@ class Rolling:
 
         Raises RewardError when too many rewards failed, ModelError when the engine gave as many answers up.
         """
-        _check_given_up(self._attempts, 0.2 if self._pool is None else self._pool.max_failed)
+        _check_given_up(self._attempts, MAX_FAILED if self._pool is None else self._pool.max_failed)
         _collect(self._attempts, self._pool, while_waiting)
         size = self._group_size
         return [

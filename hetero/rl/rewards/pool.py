@@ -48,6 +48,10 @@ class Sample:
     group_size: int = 1
 
 
+MAX_FAILED = 0.2
+"""Share of the samples of a step that may fail, unless a caller says another."""
+
+
 class RewardPool:
     """Runs reward functions in worker processes.
 
@@ -82,7 +86,7 @@ class RewardPool:
         num_workers: int = 1,
         timeout: float = 30.0,
         startup_timeout: float = 60.0,
-        max_failed: float = 0.2,
+        max_failed: float = MAX_FAILED,
         max_concurrent: int = 64,
         log: Path | None = None,
     ) -> None:
