@@ -11,7 +11,6 @@ from hetero.bench.moe_check import Expected, Inputs
 from hetero.bench.moe_layers import Weights
 from hetero.bench.timing import check
 from hetero.errors import ArgumentError
-from hetero.kernels.ops import ExpertLoraFactors
 
 KINDS = {"bf16": (BF16, False), "int8": (Q8_0, False), "int4": (Q4_0, True), "mxfp4": (MXFP4, True)}
 """Our format -> its type, and whether it lays that type out anew for x86."""
@@ -64,7 +63,7 @@ class Experts:
             self.ggml.backend_tensor_set(tensor, values.data_ptr(), 0, values.numel())
         return tensors
 
-    def forward(self, inputs: Inputs, copy: int, lora: ExpertLoraFactors | None = None) -> torch.Tensor:
+    def run(self, inputs: Inputs, copy: int) -> torch.Tensor:
         tokens = inputs.x.shape[0]
         graph = self.graphs.get((tokens, copy))
         if graph is None:
@@ -76,9 +75,9 @@ class Experts:
             raise RuntimeError("llama.cpp could not compute its graph")
         return graph.get()
 
-    def check(self, inputs: Inputs, expected: Expected, lora: ExpertLoraFactors | None) -> None:
+    def check(self, inputs: Inputs, expected: Expected) -> None:
         """The peer must compute the same layer. Raises WrongResultError."""
-        out = self.forward(inputs, 0)[expected.rows]
+        out = self.run(inputs, 0)[expected.rows]
         check("llama.cpp's own output", out, expected.out, tolerance=TOLERANCES[self.format])
 
 

@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from hetero.bench.moe_check import Expected, Inputs
-from hetero.bench.moe_layers import Weights
+from hetero.bench.moe_layers import Loras, Weights
 from hetero.bench.timing import check
 from hetero.kernels.ops import ExpertLoraFactors
 from hetero.kernels.ops.expert_lora import FACTORS
@@ -18,40 +18,36 @@ class Experts:
 
     PAUSE = 0.02
 
-    def __init__(self, weights: Weights, copies: int, dtype: torch.dtype = torch.bfloat16) -> None:
-        self.shape, self.weights, self.dtype = weights.shape, weights, dtype
+    def __init__(self, weights: Weights, loras: Loras, dtype: torch.dtype, backward: bool) -> None:
+        self.shape, self.weights, self.loras = weights.shape, weights, loras
+        self.dtype, self.backward = dtype, backward
         self.layers = [(weights.gate_up.to(dtype), weights.down.to(dtype))]
         self.layers += [
-            (weights.gate_up.to(dtype, copy=True), weights.down.to(dtype, copy=True))
-            for _ in range(copies - 1)
+            (weights.gate_up.to(dtype, copy=True), weights.down.to(dtype, copy=True)) for _ in loras[1:]
         ]
 
-    def forward(self, inputs: Inputs, copy: int, lora: ExpertLoraFactors | None = None) -> torch.Tensor:
-        with torch.no_grad():
-            return self._run(inputs, inputs.x.to(self.dtype), inputs.weights, copy, lora)
-
-    def train(self, inputs: Inputs, copy: int, lora: ExpertLoraFactors | None = None) -> None:
-        """Forward, and backward to x, to the experts' weights and to the factors."""
+    def run(self, inputs: Inputs, copy: int) -> None:
+        """Forward; backward to x, to the experts' weights and to the factors."""
+        if not self.backward:
+            self._infer(inputs, copy)
+            return
         x = inputs.x.to(self.dtype).detach().requires_grad_()
         weights = inputs.weights.detach().requires_grad_()
-        clear_gradients(lora)
-        self._run(inputs, x, weights, copy, lora).backward(inputs.dout.to(self.dtype))
+        clear_gradients(self.loras[copy])
+        self._forward(inputs, x, weights, copy).backward(inputs.dout.to(self.dtype))
 
-    def check(self, inputs: Inputs, expected: Expected, lora: ExpertLoraFactors | None) -> None:
+    def check(self, inputs: Inputs, expected: Expected) -> None:
         """The peer must compute the same layer. Raises WrongResultError."""
-        out = self.forward(inputs, 0, lora)
+        out = self._infer(inputs, 0)
         check("PyTorch's own output", out[expected.rows], expected.out, tolerance=0.05)
 
-    def _run(
-        self,
-        inputs: Inputs,
-        x: torch.Tensor,
-        weights: torch.Tensor,
-        copy: int,
-        lora: ExpertLoraFactors | None,
-    ) -> torch.Tensor:
+    def _infer(self, inputs: Inputs, copy: int) -> torch.Tensor:
+        with torch.no_grad():
+            return self._forward(inputs, inputs.x.to(self.dtype), inputs.weights, copy)
+
+    def _forward(self, inputs: Inputs, x: torch.Tensor, weights: torch.Tensor, copy: int) -> torch.Tensor:
         gate_up, down = self.layers[copy]
-        low_rank = _LowRank(lora, self.dtype)
+        low_rank = _LowRank(self.loras[copy], self.dtype)
         out = torch.zeros(x.shape, dtype=torch.float32)
         order = inputs.ids.flatten().argsort(stable=True)
         experts, counts = inputs.ids.flatten()[order].unique_consecutive(return_counts=True)

@@ -17,8 +17,8 @@ from hetero.kernels import cpu
 PEERS = {"torch": torch.bfloat16, "torch-fp32": torch.float32}
 """Peers of a kernel: PyTorch on the same numbers in this dtype."""
 
-EXPERT_PEERS = ("kt-kernel", "llama.cpp")
-"""Peers of a layer of experts besides."""
+EXPERT_PEERS = ("kt-kernel", "kt-kernel-bf16", "llama.cpp")
+"""Peers of a layer of experts besides, in our format or in bf16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,12 @@ class Settings:
     @property
     def peer_dtype(self) -> torch.dtype:
         return PEERS[self.against or "torch"]
+
+    @property
+    def peer_format(self) -> str:
+        """Of the weights that the peer multiplies with."""
+        named = {"torch": "bf16", "torch-fp32": "fp32", "kt-kernel-bf16": "bf16"}
+        return named.get(self.against or "", self.format)
 
 
 @dataclass(frozen=True, slots=True)

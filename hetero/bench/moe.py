@@ -12,7 +12,7 @@ from hetero.bench import against_torch
 from hetero.bench.case import Settings, Work, contexts, record
 from hetero.bench.contention import time_among_rivals
 from hetero.bench.machine import Machine
-from hetero.bench.moe_check import Expected, Inputs, check_backward, check_forward, expect
+from hetero.bench.moe_check import Inputs, check_backward, check_forward, expect
 from hetero.bench.moe_layers import Weights, layer_copies, lora_factors
 from hetero.bench.peers import make_peer, peer_bytes
 from hetero.bench.routing import calls_to_see_all, deal
@@ -49,17 +49,14 @@ class Bench:
         rank = settings.lora_rank
         self.loras = [lora_factors(shape, rank, i) if rank else None for i in range(copies)]
         self.layers = [weights.store(how)]
-        self.expected = self._expect(weights)
-        self.layers += [weights.store(how) for _ in range(copies - 1)]
-        self.peer = make_peer(settings, weights, copies, threads)
-
-    def _expect(self, weights: Weights) -> dict[int, Expected]:
-        exact = self.settings.format == "bf16"
-        tensors = (weights.gate_up, weights.down) if exact else self.layers[0].dequantize()
-        return {
-            tokens: expect(self.shape, self.layers[0], tensors, inputs[0], self.loras[0])
+        coded = (weights.gate_up, weights.down) if settings.format == "bf16" else self.layers[0].dequantize()
+        self.expected = {
+            tokens: expect(shape, self.layers[0], coded, inputs[0], self.loras[0])
             for tokens, inputs in self.inputs.items()
         }
+        self.layers += [weights.store(how) for _ in range(copies - 1)]
+        weights.gate_up, weights.down = coded  # the peer has the numbers that our codes stand for
+        self.peer = make_peer(settings, weights, self.loras, threads)
 
     def case(self, tokens: int, machine: Machine, isa: str) -> dict[str, Any]:
         settings, inputs, expected = self.settings, self.inputs[tokens], self.expected[tokens]
@@ -75,7 +72,7 @@ class Bench:
         if self.peer is None:
             times = time_calls(lambda i: call(tokens, i), settings.budget)
         else:
-            self.peer.check(inputs[0], expected, self.loras[0])
+            self.peer.check(inputs[0], expected)
             times, paired = time_pairs(
                 lambda i: call(tokens, i),
                 lambda i: self._peer(tokens, i),
@@ -84,7 +81,7 @@ class Bench:
                 settings.against or "",
                 self.peer.PAUSE,
             )
-            extra |= paired
+            extra |= paired | {"peer_format": settings.peer_format}
         if settings.rivals:
             extra |= time_among_rivals(lambda i: call(tokens, i), settings.budget, settings.rivals)
         if settings.backward:
@@ -112,10 +109,7 @@ class Bench:
     def _peer(self, tokens: int, i: int) -> None:
         assert self.peer is not None
         copy, call = self._next(tokens, i)
-        if isinstance(self.peer, against_torch.Experts) and self.settings.backward:
-            self.peer.train(call, copy, self.loras[copy])
-        else:
-            self.peer.forward(call, copy, self.loras[copy])
+        self.peer.run(call, copy)
 
     def train(self, tokens: int, i: int) -> None:
         copy, call = self._next(tokens, i)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from hetero.bench.shapes import MoeShape
-from hetero.bench.timing import check
+from hetero.bench.timing import TOLERANCE, check
 from hetero.experts import ExpertStore
 from hetero.kernels import ops, reference
 from hetero.kernels.ops import ExpertLoraFactors
@@ -98,17 +98,37 @@ def check_backward(
     """One backward whose output gradient is zero but for the expected rows. Raises WrongResultError."""
     x = inputs.x.clone().requires_grad_()
     weights = inputs.weights.clone().requires_grad_()
-    dout = torch.zeros_like(inputs.dout)
-    dout[expected.rows] = inputs.dout[expected.rows]
     out = ops.experts(layer, x, inputs.ids, weights, lora, keep=keep)
     check("the output of moe", out[expected.rows], expected.out)
     factors = _named(lora)
+    dout = of_expected_rows(inputs, expected).dout
     dx, dweights, *gradients = torch.autograd.grad(out, (x, weights, *factors.values()), dout)
-    check("dx of moe", dx[expected.rows], expected.dx)
+    check_gradients("moe", dx, dweights, dict(zip(factors, gradients, strict=True)), expected)
+
+
+def of_expected_rows(inputs: Inputs, expected: Expected) -> Inputs:
+    """The inputs with an output gradient that is zero but for the expected rows."""
+    dout = torch.zeros_like(inputs.dout)
+    dout[expected.rows] = inputs.dout[expected.rows]
+    return replace(inputs, dout=dout)
+
+
+def check_gradients(
+    whose: str,
+    dx: torch.Tensor,
+    dweights: torch.Tensor,
+    factors: dict[str, torch.Tensor],
+    expected: Expected,
+    slack: float = 1.0,
+) -> None:
+    """Compare what a backward from `of_expected_rows` gave; `slack` times as much is allowed as ours may err.
+    Raises WrongResultError."""
+    check(f"dx of {whose}", dx[expected.rows], expected.dx, tolerance=slack * TOLERANCE)
     # Dot products: what cancels in them leaves more of the rounding.
-    check("the gradient of moe's expert weights", dweights[expected.rows], expected.dweights, tolerance=0.06)
-    for name, gradient in zip(factors, gradients, strict=True):
-        own = gradient[expected.used] if gradient.ndim == 3 else gradient
+    own, want = dweights[expected.rows], expected.dweights
+    check(f"the gradient of {whose}'s expert weights", own, want, tolerance=slack * 0.06)
+    for name, want in expected.factors.items():
+        own = factors[name][expected.used] if factors[name].ndim == 3 else factors[name]
         # One row per matrix: a single neuron's gradient may be next to nothing but rounding.
-        want = expected.factors[name]
-        check(f"the gradient of moe's {name}", own.flatten(-2), want.flatten(-2), tolerance=0.03)
+        what = f"the gradient of {whose}'s {name}"
+        check(what, own.flatten(-2), want.flatten(-2), tolerance=slack * 0.03)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from hetero.bench.memory import num_copies
@@ -9,6 +11,9 @@ from hetero.bench.shapes import MoeShape
 from hetero.experts import ExpertStore
 from hetero.formats import Packing
 from hetero.kernels.ops import ExpertLoraFactors
+
+Loras = Sequence[ExpertLoraFactors | None]
+"""Low-rank factors of every copy of a layer."""
 
 
 class Weights:

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import torch
-
-from hetero.bench import against_kt, against_llama, against_torch
+from hetero.bench import against_kt, against_kt_sft, against_llama, against_torch
 from hetero.bench.case import PEERS, Settings
 from hetero.bench.moe_check import Expected, Inputs
-from hetero.bench.moe_layers import Weights
+from hetero.bench.moe_layers import Loras, Weights
 from hetero.errors import ArgumentError
 from hetero.formats import FORMATS
-from hetero.kernels.ops import ExpertLoraFactors
-
-_FORWARD_ONLY: dict[str, type[against_kt.Experts] | type[against_llama.Experts]] = {
-    "kt-kernel": against_kt.Experts,
-    "llama.cpp": against_llama.Experts,
-}
 
 
 class Peer(Protocol):
@@ -27,10 +19,10 @@ class Peer(Protocol):
     def PAUSE(self) -> float:
         """Seconds that its idle threads go on spinning and would take the cores from ours."""
 
-    def forward(self, inputs: Inputs, copy: int, lora: ExpertLoraFactors | None = None) -> torch.Tensor:
-        """[T, H], from copy number `copy`."""
+    def run(self, inputs: Inputs, copy: int) -> object:
+        """What is timed, on copy number `copy`: forward, and backward if that is asked for."""
 
-    def check(self, inputs: Inputs, expected: Expected, lora: ExpertLoraFactors | None) -> None:
+    def check(self, inputs: Inputs, expected: Expected) -> None:
         """Raises WrongResultError when it does not compute the same layer."""
 
 
@@ -40,12 +32,15 @@ def peer_bytes(settings: Settings, weights: int, num_experts: int) -> int:
         return 0
     if settings.against in PEERS:
         return settings.peer_dtype.itemsize * weights * num_experts
-    own = weights * num_experts * FORMATS[settings.format].bits // 7  # with scales and its padding
-    return 2 * own if settings.against == "kt-kernel" else own
+    own = weights * num_experts * FORMATS[settings.peer_format].bits // 7  # with scales and its padding
+    if settings.against == "llama.cpp":
+        return own
+    # Two sizes of its pool; to train, its weights and their transpose.
+    return 5 * own if settings.backward else 2 * own
 
 
-def make_peer(settings: Settings, weights: Weights, copies: int, threads: int) -> Peer | None:
-    """The peer that `settings.against` names.
+def make_peer(settings: Settings, weights: Weights, loras: Loras, threads: int) -> Peer | None:
+    """The peer that `settings.against` names, with the factors of every copy.
 
     Raises: UnavailableError when it is not installed, ArgumentError for what it cannot compute.
     """
@@ -53,7 +48,19 @@ def make_peer(settings: Settings, weights: Weights, copies: int, threads: int) -
     if name is None:
         return None
     if name in PEERS:
-        return against_torch.Experts(weights, copies, settings.peer_dtype)
-    if settings.backward or settings.lora_rank:
-        raise ArgumentError(f"{name} is compared forward only; drop --backward and --lora-rank, or use torch")
-    return _FORWARD_ONLY[name](weights, copies, settings.format, threads, max(settings.tokens))
+        return against_torch.Experts(weights, loras, settings.peer_dtype, settings.backward)
+    how = (settings.peer_format, threads, max(settings.tokens))
+    if name == "llama.cpp":
+        if settings.backward or settings.lora_rank:
+            raise ArgumentError(
+                f"{name} is compared forward only; drop --backward and --lora-rank, or use torch"
+            )
+        return against_llama.Experts(weights, len(loras), *how)
+    if settings.backward != bool(settings.lora_rank):
+        raise ArgumentError(
+            f"{name} is compared forward without low-rank factors, and forward and backward with them; give "
+            "both --backward and --lora-rank or neither"
+        )
+    if settings.backward:
+        return against_kt_sft.Experts(weights, loras, *how)
+    return against_kt.Experts(weights, len(loras), *how)

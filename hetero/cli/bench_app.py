@@ -33,7 +33,8 @@ RankOption = Annotated[int, typer.Option(min=0, help="Rank of LoRA factors; 0 = 
 AgainstOption = Annotated[
     str | None,
     typer.Option(
-        help="A peer to time in turn with us: torch (bf16), torch-fp32; of moe also kt-kernel, llama.cpp."
+        help="A peer to time in turn with us: torch (bf16), torch-fp32; of moe also kt-kernel, llama.cpp (in "
+        "our format), kt-kernel-bf16."
     ),
 ]
 RepeatsOption = Annotated[int, typer.Option(min=1, help="Timed calls at least, and pairs with a peer.")]

@@ -183,7 +183,7 @@ def test_command_line(machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_pat
     [
         (["--tokens", "1,x"], "--tokens is '1,x'"),
         (["--isa", "sse9"], "instruction set 'sse9' does not run here"),
-        (["--against", "magic"], "the peers are torch, torch-fp32, kt-kernel, llama.cpp"),
+        (["--against", "magic"], "the peers are torch, torch-fp32, kt-kernel, kt-kernel-bf16, llama.cpp"),
         (["--shape", "nothing"], "is not a known shape"),
     ],
 )
