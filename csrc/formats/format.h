@@ -3,7 +3,8 @@
 // A panel is 32 columns (rows of the weight) by k_pad values, in runs of groups of K: the slabs of
 // a run, 32 values of K each, then the scales of its groups. A run has as many groups as their
 // scales need to fill a cache line, so that a panel is read from its first byte to its last.
-//   8-bit slab: [32][32 columns] bytes
+//   int8 slab: [8][32 columns] words of 32 bits, the first of four values of K in the lowest byte
+//   fp8 slab: [32][32 columns] bytes
 //   4-bit slab: [4][32 columns] words of 32 bits, the first of eight values of K in the lowest bits
 //   scales of a group: [32 columns], followed by its minima where the format has them
 //
@@ -23,7 +24,7 @@
 namespace hetero {
 
 enum class Code : int {
-  kInt8,    // signed bytes
+  kInt8,    // a byte: the number plus 128
   kFp8,     // e4m3
   kTable4,  // four bits: index into Format::table
 };
@@ -55,9 +56,9 @@ enum class Scheme : int {
   kTable,  // the nearest entry of an ascending table
 };
 
-// The values of a table as whole numbers: value = unit * (digit - middle).
+// Codes that stand for whole numbers: value = unit * (digit - middle).
 struct Digits {
-  uint8_t digit[16];  // of every code; at most 31
+  uint8_t digit[16];  // of every code of four bits; at most 31
   bool plain;         // a code is its own digit; otherwise scales are Scale::kE8m0, without minima
   int middle;
   float unit;
@@ -71,7 +72,7 @@ struct Format {
   Rounding rounding = Rounding::kEven;
   int group = 32;                  // values of K that share a scale: a multiple of 32
   const float* table = nullptr;    // of kTable4: 16 values
-  const Digits* digits = nullptr;  // the same; null where they are no such numbers
+  const Digits* digits = nullptr;  // null where codes are no such numbers
   Scheme scheme = Scheme::kNone;
   // Not kNone: the panel is laid out by formats/kquant.h, which then says what is not said here.
   KQuant kquant = KQuant::kNone;
@@ -79,6 +80,9 @@ struct Format {
 
 constexpr int kPanelColumns = 32;
 constexpr int kMaxGroup = 128;
+
+// Of codes that lie in words.
+constexpr int codes_per_word(Code code) { return code == Code::kInt8 ? 4 : 8; }
 
 static inline size_t slab_bytes(const Format& format) {
   return format.code == Code::kTable4 ? 512 : 1024;

@@ -39,28 +39,40 @@ void put_scales(const Format& format, const uint32_t* bits, std::byte* to) {
   }
 }
 
-// Lays a group's codes and scales out in the panel, where it begins at value k0.
-void put_group(const Format& format, const PanelGroup& group, int k_pad, int k0, std::byte* panel) {
-  const int end = std::min(k_pad - k0, format.group);
-  std::byte* slab = panel + codes_at(format, k0);
-  if (format.code == Code::kTable4) {
-    auto* words = reinterpret_cast<uint32_t*>(slab);
-    for (int k = 0; k < end; k += 8) {
-      for (int row = 0; row < kPanelColumns; ++row) {
-        uint64_t eight;
-        std::memcpy(&eight, &group.codes[row][k], sizeof(eight));
-        // Eight bytes of four bits each into 32 bits.
-        eight = (eight | eight >> 4) & 0x00ff00ff00ff00ffu;
-        eight = (eight | eight >> 8) & 0x0000ffff0000ffffu;
-        *words++ = static_cast<uint32_t>(eight | eight >> 16);
-      }
-    }
-  } else {
+// As many codes of a row as a word of the panel holds.
+uint32_t word_of(Code code, const uint8_t* codes) {
+  if (code == Code::kInt8) {
+    uint32_t four;
+    std::memcpy(&four, codes, sizeof(four));
+    return four ^ 0x80808080u;  // plus 128
+  }
+  uint64_t eight;
+  std::memcpy(&eight, codes, sizeof(eight));
+  // Eight bytes of four bits each into 32 bits.
+  eight = (eight | eight >> 4) & 0x00ff00ff00ff00ffu;
+  eight = (eight | eight >> 8) & 0x0000ffff0000ffffu;
+  return static_cast<uint32_t>(eight | eight >> 16);
+}
+
+void put_codes(const Format& format, const PanelGroup& group, int end, std::byte* slab) {
+  if (format.code == Code::kFp8) {
     auto* bytes = reinterpret_cast<uint8_t*>(slab);
     for (int k = 0; k < end; ++k) {
       for (int row = 0; row < kPanelColumns; ++row) *bytes++ = group.codes[row][k];
     }
+    return;
   }
+  auto* words = reinterpret_cast<uint32_t*>(slab);
+  for (int k = 0; k < end; k += codes_per_word(format.code)) {
+    for (int row = 0; row < kPanelColumns; ++row) {
+      *words++ = word_of(format.code, &group.codes[row][k]);
+    }
+  }
+}
+
+// Lays a group's codes and scales out in the panel, where it begins at value k0.
+void put_group(const Format& format, const PanelGroup& group, int k_pad, int k0, std::byte* panel) {
+  put_codes(format, group, std::min(k_pad - k0, format.group), panel + codes_at(format, k0));
   std::byte* scales = panel + scales_at(format, k_pad, k0);
   put_scales(format, group.scales, scales);
   if (format.has_min) put_scales(format, group.minima, scales + scale_bytes(format));

@@ -11,6 +11,7 @@ const float kUnsigned[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 1
 // e2m1 (OCP Microscaling Formats, version 1.0).
 const float kE2m1[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
                          -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+const Digits kByteDigits = {{}, true, 128, 1.0f};
 const Digits kSignedDigits = {
     {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, true, 8, 1.0f};
 const Digits kUnsignedDigits = {
@@ -43,9 +44,9 @@ const float kNf4[16] = {-1.0f,
 // exact; the smallest scale, 2^-127, counts as zero, as denormals do.
 const Format kFormats[] = {
     // name, code, scale, has_min, rounding, group, table, digits, scheme
-    {"int8", Code::kInt8, Scale::kOdd, false, Rounding::kNoTies, 32, nullptr, nullptr,
+    {"int8", Code::kInt8, Scale::kOdd, false, Rounding::kNoTies, 32, nullptr, &kByteDigits,
      Scheme::kSymmetric8},
-    {"int8_asym", Code::kInt8, Scale::kBf16, true, Rounding::kEven, 32, nullptr, nullptr,
+    {"int8_asym", Code::kInt8, Scale::kBf16, true, Rounding::kEven, 32, nullptr, &kByteDigits,
      Scheme::kRange8},
     {"int4", Code::kTable4, Scale::kBf16, false, Rounding::kExact, 32, kSigned, &kSignedDigits,
      Scheme::kSymmetric4},
@@ -57,7 +58,8 @@ const Format kFormats[] = {
      Scheme::kMxfp4},
     {"nf4", Code::kTable4, Scale::kBf16, false, Rounding::kEven, 64, kNf4, nullptr, Scheme::kTable},
     // Of GGUF files: their codes and their half-precision scales as they are.
-    {"q8_0", Code::kInt8, Scale::kF16, false, Rounding::kEven, 32, nullptr, nullptr, Scheme::kNone},
+    {"q8_0", Code::kInt8, Scale::kF16, false, Rounding::kEven, 32, nullptr, &kByteDigits,
+     Scheme::kNone},
     {"q4_0", Code::kTable4, Scale::kF16, false, Rounding::kEven, 32, kSigned, &kSignedDigits,
      Scheme::kNone},
     {"q4_1", Code::kTable4, Scale::kF16, true, Rounding::kEven, 32, kUnsigned, &kUnsignedDigits,

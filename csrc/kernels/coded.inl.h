@@ -4,6 +4,7 @@
 #include "kernels/digits.inl.h"
 #include "kernels/pack.inl.h"
 #include "kernels/slabs.inl.h"
+#include "kernels/turned_codes.inl.h"
 #include "kernels/weigh.inl.h"
 
 namespace hetero {
@@ -72,6 +73,14 @@ void decode(const Format& format, const std::byte* panel, int k_pad, uint16_t* o
 
 void repair_coded(const Format& format, const std::byte* packed, int num_panels, int k_pad,
                   int k_block, uint16_t* panel) {
+  if (format.kquant == KQuant::kNone && format.code != Code::kFp8) {
+    return by_rounding(format, [&](auto weigher) {
+      using Weigher = decltype(weigher);
+      const auto repair_as = format.code == Code::kInt8 ? &repair_words<Code::kInt8, Weigher>
+                                                        : &repair_words<Code::kTable4, Weigher>;
+      repair_as(format, packed, num_panels, k_pad, k_block, panel);
+    });
+  }
   by_format(format, k_pad, [&](const auto& weigh) {
     alignas(64) uint16_t square[kPanel * kPanel];
     const auto step = static_cast<ptrdiff_t>(panel_bytes(format, k_pad));

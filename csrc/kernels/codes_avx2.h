@@ -18,6 +18,10 @@ struct Codes {
   static Table table(const float* values) {
     return {_mm256_loadu_ps(values), _mm256_loadu_ps(values + 8)};
   }
+  template <class Map>
+  static Table table(const float* values, float*, const Map& map) {
+    return {map(_mm256_loadu_ps(values)), map(_mm256_loadu_ps(values + 8))};
+  }
   static I load_words(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
   static F pick(I index, const Table& table) {
     // The permutation takes three bits; the fourth, moved to the sign, chooses the half.
@@ -25,7 +29,20 @@ struct Codes {
                             _mm256_permutevar8x32_ps(table.high, index),
                             _mm256_castsi256_ps(_mm256_slli_epi32(index, 28)));
   }
+  // The odd ones come from the lower half of 64 bits into the upper one.
+  static I nibbles(const std::byte* p, int) {
+    int four;
+    memcpy(&four, p, sizeof(four));
+    const __m256i v = _mm256_cvtepu8_epi64(_mm_cvtsi32_si128(four));
+    return _mm256_or_si256(v, _mm256_slli_epi64(v, 28));
+  }
   static F from_int8(const void* p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes(p))); }
+  // The byte becomes the lowest bits of the mantissa of 2^23.
+  static F from_digit(I word) {
+    const __m256i magic = _mm256_castps_si256(_mm256_set1_ps(8388608.0f));
+    const __m256i bits = _mm256_or_si256(_mm256_and_si256(word, _mm256_set1_epi32(255)), magic);
+    return _mm256_sub_ps(_mm256_castsi256_ps(bits), _mm256_set1_ps(8388608.0f + 128.0f));
+  }
   // The bits of e4m3 are those of a half 256 times smaller.
   static F from_e4m3(const void* p) {
     const __m128i high = _mm_slli_epi16(_mm_cvtepu8_epi16(bytes(p)), 8);
@@ -71,7 +88,6 @@ struct Codes {
   static I right(I v) {
     return _mm256_srli_epi32(v, kBits);
   }
-  static I append(I word, I code) { return _mm256_or_si256(right<4>(word), left<28>(code)); }
   static void store_words(void* p, I v) { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }
   static void store_halves(void* p, I v) {
     _mm_storeu_si128(static_cast<__m128i*>(p), low_halves(v));

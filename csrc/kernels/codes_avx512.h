@@ -14,9 +14,26 @@ struct Codes {
   using Table = __m512;
 
   static Table table(const float* values) { return _mm512_loadu_ps(values); }
+  template <class Map>
+  static Table table(const float* values, float*, const Map& map) {
+    return map(_mm512_loadu_ps(values));
+  }
   static I load_words(const void* p) { return _mm512_loadu_si512(p); }
   static F pick(I index, Table table) { return _mm512_permutexvar_ps(index, table); }
+  // The odd ones come from the lower half of 64 bits into the upper one.
+  static I nibbles(const std::byte* p, int) {
+    const __m512i v = _mm512_cvtepu8_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    return _mm512_or_si512(v, _mm512_slli_epi64(v, 28));
+  }
   static F from_int8(const void* p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes(p))); }
+  // The byte becomes the lowest bits of the mantissa of 2^23.
+  static F from_digit(I word) {
+    const __m512 magic = _mm512_set1_ps(8388608.0f);
+    // (word & 255) | magic
+    const __m512i bits =
+        _mm512_ternarylogic_epi32(word, _mm512_set1_epi32(255), _mm512_castps_si512(magic), 0xea);
+    return _mm512_sub_ps(_mm512_castsi512_ps(bits), _mm512_set1_ps(8388608.0f + 128.0f));
+  }
   // The bits of e4m3 are those of a half 256 times smaller.
   static F from_e4m3(const void* p) {
     const __m256i high = _mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes(p)), 8);
@@ -65,7 +82,6 @@ struct Codes {
   static I right(I v) {
     return _mm512_srli_epi32(v, kBits);
   }
-  static I append(I word, I code) { return _mm512_or_si512(right<4>(word), left<28>(code)); }
   static void store_words(void* p, I v) { _mm512_storeu_si512(p, v); }
   static void store_halves(void* p, I v) {
     _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtepi32_epi16(v));

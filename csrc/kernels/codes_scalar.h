@@ -1,16 +1,19 @@
 // Codes of one lane, and the contract of every Codes, which decoders and encoders are written
 // against. I is an integer of 32 bits per lane.
-//   table(16 floats); pick(v, table): the entry that the low four bits of every lane name
+//   table(16 floats); table(16 floats, room for 16, f): of f(each)
+//   pick(v, table): the entry that the low four bits of every lane name
 //   load_words(p): a word of 32 bits per lane
 //   from_int8(p): a signed byte per lane; from_e4m3(p): a byte per lane, its value / 256
-//   scale_odd, scale_f16, scale_e8m0(p): see Scale in formats/format.h
-//   bump(v), bump_even(v): adds what makes truncation to bf16 round to nearest (ties upwards, to
-//   even); store_pairs(p, even, odd): truncates both and stores bf16 pairs (even, odd)
-//   bits(v), number(v): the same bits as I and as F; integer(v): v, a whole number, as I
-//   set, add, both (bitwise and), left<n>, right<n> (without sign)
-//   append(word, code): a code into the highest four bits, the others move down
-//   store_words, store_halves, store_bytes(p, v): the low bits of every lane
+//   nibbles(p, odd): four bits per lane, in the low bits, from p on; with one lane the even or the
+//   odd ones of *p from_digit(word): the lowest byte of every lane, less 128 scale_odd, scale_f16,
+//   scale_e8m0(p): see Scale in formats/format.h bump(v), bump_even(v): adds what makes truncation
+//   to bf16 round to nearest (ties upwards, to even); store_pairs(p, even, odd): truncates both and
+//   stores bf16 pairs (even, odd) bits(v), number(v): the same bits as I and as F; integer(v): v, a
+//   whole number, as I set, add, both (bitwise and), left<n>, right<n> (without sign) store_words,
+//   store_halves, store_bytes(p, v): the low bits of every lane
 #pragma once
+
+#include <cstddef>
 
 #include "base/dtype.h"
 #include "kernels/vec_scalar.h"
@@ -24,13 +27,20 @@ struct Codes {
   using Table = const float*;
 
   static Table table(const float* values) { return values; }
+  template <class Map>
+  static Table table(const float* values, float* room, const Map& map) {
+    for (int i = 0; i < 16; ++i) room[i] = map(values[i]);
+    return room;
+  }
   static I load_words(const void* p) {
     uint32_t v;
     memcpy(&v, p, sizeof(v));
     return v;
   }
   static F pick(I index, Table table) { return table[index & 15]; }
+  static I nibbles(const std::byte* p, int odd) { return static_cast<I>(*p) >> (4 * odd); }
   static F from_int8(const void* p) { return static_cast<float>(*static_cast<const int8_t*>(p)); }
+  static F from_digit(I word) { return static_cast<float>(static_cast<int>(word & 255) - 128); }
   static F from_e4m3(const void* p) {
     const uint32_t byte = *static_cast<const uint8_t*>(p);
     return half((byte & 0x80) << 8 | (byte & 0x7f) << 7);
@@ -64,7 +74,6 @@ struct Codes {
   static I right(I v) {
     return v >> kBits;
   }
-  static I append(I word, I code) { return word >> 4 | code << 28; }
   static void store_words(void* p, I v) { memcpy(p, &v, sizeof(v)); }
   static void store_halves(void* p, I v) { memcpy(p, &v, sizeof(uint16_t)); }
   static void store_bytes(void* p, I v) { memcpy(p, &v, 1); }

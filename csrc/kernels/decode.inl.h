@@ -9,7 +9,7 @@ namespace {
 
 // Two vectors of columns are decoded at a time.
 constexpr int kSpan = 2 * V::kLanes;
-constexpr ptrdiff_t kAhead = 4096;  // bytes that are fetched ahead where panels are read in order
+constexpr ptrdiff_t kAhead = 8192;  // bytes that are fetched ahead where panels are read in order
 const float kNoTable[16] = {};
 
 inline Codes::Table table_of(const Format& format) {
@@ -94,7 +94,10 @@ inline Scales load_scales(const Format& format, const std::byte* from, int colum
 constexpr int kStep = 8;
 
 template <Code kCode>
-struct Decoder {
+struct Decoder;
+
+template <>
+struct Decoder<Code::kFp8> {
   static constexpr int kSlabBytes = 1024;
 
   template <class Emit>
@@ -105,7 +108,30 @@ struct Decoder {
       for (int odd = 0; odd < 2; ++odd) {
         for (int i = 0; i < 2; ++i) {
           const std::byte* from = codes + (2 * pair + odd) * kPanel + column + i * V::kLanes;
-          numbers[odd][i] = kCode == Code::kInt8 ? Codes::from_int8(from) : Codes::from_e4m3(from);
+          numbers[odd][i] = Codes::from_e4m3(from);
+        }
+      }
+      emit(numbers[0], numbers[1]);
+    }
+  }
+};
+
+// Read some bytes further on, a word has its next code in the lowest bits without a shift. What
+// comes into its highest bits is never looked at.
+template <>
+struct Decoder<Code::kInt8> {
+  static constexpr int kSlabBytes = 1024;
+
+  template <class Emit>
+  static void step(const std::byte* codes, int k, int column, const Codes::Table&, Emit& emit) {
+    codes += k * kPanel + 4 * column;
+#pragma GCC unroll 4
+    for (int pair = 0; pair < kStep / 2; ++pair) {
+      V::F numbers[2][2];
+      for (int odd = 0; odd < 2; ++odd) {
+        for (int i = 0; i < 2; ++i) {
+          const int byte = pair % 2 * 2 + odd, word = pair / 2 * kPanel + i * V::kLanes;
+          numbers[odd][i] = Codes::from_digit(Codes::load_words(codes + 4 * word + byte));
         }
       }
       emit(numbers[0], numbers[1]);
@@ -125,8 +151,6 @@ struct Decoder<Code::kTable4> {
     for (int pair = 0; pair < kStep / 2; ++pair) {
       V::F even[2], odd[2];
       for (int i = 0; i < 2; ++i) {
-        // Read one byte further on, a word has its next pair in the lowest bits without a shift.
-        // What comes into its highest bits is never looked at.
         const auto word = Codes::load_words(codes + i * V::kLanes * sizeof(uint32_t) + pair);
         even[i] = Codes::pick(word, table);
         odd[i] = Codes::pick(Codes::right<4>(word), table);

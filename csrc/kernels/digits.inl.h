@@ -18,66 +18,32 @@ namespace {
 // All is over a parameter B, which is Bytes: kernels that have none (B::kTogether is 0) compile no
 // bodies.
 
-template <class B, bool kMin, bool kPlain>
-struct DigitProduct {
-  const Format& format;
-  const std::byte* panel;
-  int k_pad;
+// Fetches what lies behind the word of a vector of columns that is being multiplied: one line at a
+// time, for what comes from memory holds the buffers that loads need.
+template <class B>
+[[gnu::always_inline]] inline void fetch_word(const std::byte* ahead, int word) {
+  constexpr int kBytes = sizeof(typename B::I), kLine = 64;
+  if (word * kBytes % kLine == 0) Codes::prefetch(ahead + word * kBytes);
+}
 
-  // C[kRows][32] = rows times the panel. `step` is from one slab of a row to the next.
-  template <int kRows>
-  [[gnu::noinline]] void multiply(const typename B::Row* a, int step, float* c, int ldc) const {
-    constexpr int kVectors = kPanel / V::kLanes;
-    V::F totals[kRows][kVectors];
-    for (auto& row : totals) {
-      for (auto& total : row) total = V::zero();
-    }
-    const Scale kind = kPlain ? format.scale : Scale::kE8m0;
-    const typename B::I table = B::table(format.digits->digit);
-    Walk walk(format, panel, k_pad, 0);
-    for (int k = 0; k < k_pad; k += kPanel, a += step, walk.next()) {
-#pragma GCC unroll 1
-      for (int i = 0; i < kVectors; ++i) {
-        const int column = i * V::kLanes;
-        // Spread evenly: what is fetched from memory holds the buffers that loads need.
-        constexpr int kShare = kPanel / kVectors;
-        for (int first = i * kShare; first < (i + 1) * kShare; first += kStep) {
-          fetch<Decoder<Code::kTable4>>(walk.codes(), first, kAhead);
-        }
-        typename B::I sums[kRows];
-        // Else GCC broadcasts all numbers of the rows once, for all vectors, into the stack.
-        __asm__("" : "+r"(a));
-        sum_slab(a, walk.codes() + column * sizeof(uint32_t), table, sums);
-        const V::F scale = load_scale(kind, walk.scales(), column);
-        const V::F min =
-            kMin ? load_scale(kind, walk.scales() + scale_bytes(format), column) : V::zero();
-        for (int row = 0; row < kRows; ++row) {
-          V::F total = totals[row][i];
-          if (kMin) total = V::fma(min, V::set1(a[row].sum), total);
-          totals[row][i] = V::fma(B::number(sums[row], a[row].shift),
-                                  V::mul(scale, V::set1(a[row].unit)), total);
-        }
-      }
-    }
-    for (int row = 0; row < kRows; ++row) {
-      for (int i = 0; i < kVectors; ++i) V::store(c + row * ldc + i * V::kLanes, totals[row][i]);
-    }
-  }
+// The sum over a slab of a vector of columns, in whole numbers: of codes of four bits.
+template <class B, bool kPlain>
+struct FourBits {
+  static constexpr bool kPlainScales = kPlain;
+  static constexpr int kWords = kPanel / 8;
 
- private:
-  // Of one vector of columns.
   template <int kRows>
-  [[gnu::always_inline]] static inline void sum_slab(const typename B::Row* a,
-                                                     const std::byte* codes,
-                                                     const typename B::I& table,
-                                                     typename B::I (&sums)[kRows]) {
-    constexpr int kWords = kPanel / kStep, kSteps = B::template kSteps<kPlain>;
+  [[gnu::always_inline]] static inline void sum(const typename B::Row* a, const std::byte* codes,
+                                                const std::byte* ahead, const typename B::I& table,
+                                                typename B::I (&sums)[kRows]) {
+    constexpr int kSteps = B::template kSteps<kPlain>;
     for (int first = 0; first < kWords; first += kSteps) {
-      typename B::Part high[kRows], low[kRows];
+      typename B::I high[kRows], low[kRows];
       for (int row = 0; row < kRows; ++row) high[row] = low[row] = B::zero();
 #pragma GCC unroll 4
       for (int word = first; word < first + kSteps; ++word) {
         const typename B::I eight = B::load(codes + word * kPanel * sizeof(uint32_t));
+        fetch_word<B>(ahead, word);
 #pragma GCC unroll 2
         for (int odd = 0; odd < 2; ++odd) {
           typename B::I digits = odd != 0 ? B::odd(eight) : B::even(eight);
@@ -98,6 +64,78 @@ struct DigitProduct {
   }
 };
 
+// The same of codes of eight bits.
+template <class B>
+struct EightBits {
+  static constexpr bool kPlainScales = true;
+  static constexpr int kWords = kPanel / 4;
+
+  template <int kRows>
+  [[gnu::always_inline]] static inline void sum(const typename B::Row* a, const std::byte* codes,
+                                                const std::byte* ahead, const typename B::I&,
+                                                typename B::I (&sums)[kRows]) {
+    typename B::I first[kRows], second[kRows];
+    for (int row = 0; row < kRows; ++row) first[row] = second[row] = B::zero();
+#pragma GCC unroll 8
+    for (int word = 0; word < kWords; ++word) {
+      const typename B::I four = B::load(codes + word * kPanel * sizeof(uint32_t));
+      fetch_word<B>(ahead, word);
+      const typename B::I left = B::left_digits(four), right = B::right_digits(four);
+#pragma GCC unroll 12
+      for (int row = 0; row < kRows; ++row) {
+        const int8_t* x = a[row].parts[word / 2] + word % 2 * 4;
+        first[row] = B::dot_wide(first[row], left, x);
+        second[row] = B::dot_wide(second[row], right, x + 8);
+      }
+    }
+    for (int row = 0; row < kRows; ++row) sums[row] = B::whole_wide(first[row], second[row]);
+  }
+};
+
+template <class B, class Sums, bool kMin>
+struct DigitProduct {
+  const Format& format;
+  const std::byte* panel;
+  int k_pad;
+
+  // C[kRows][32] = rows times the panel. `step` is from one slab of a row to the next.
+  template <int kRows>
+  [[gnu::noinline]] void multiply(const typename B::Row* a, int step, float* c, int ldc) const {
+    constexpr int kVectors = kPanel / V::kLanes;
+    V::F totals[kRows][kVectors];
+    for (auto& row : totals) {
+      for (auto& total : row) total = V::zero();
+    }
+    const Scale kind = Sums::kPlainScales ? format.scale : Scale::kE8m0;
+    const typename B::I table = B::table(format.digits->digit);
+    Walk walk(format, panel, k_pad, 0);
+    for (int k = 0; k < k_pad; k += kPanel, a += step, walk.next()) {
+#pragma GCC unroll 1
+      for (int i = 0; i < kVectors; ++i) {
+        const int column = i * V::kLanes;
+        const std::byte* ahead = walk.codes() + kAhead + i * Sums::kWords * sizeof(typename B::I);
+        typename B::I sums[kRows];
+        // Else GCC broadcasts all numbers of the rows once, for all vectors, into the stack.
+        __asm__("" : "+r"(a));
+        Sums::sum(a, walk.codes() + column * sizeof(uint32_t), ahead, table, sums);
+        const V::F scale = load_scale(kind, walk.scales(), column);
+        const V::F min =
+            kMin ? load_scale(kind, walk.scales() + scale_bytes(format), column) : V::zero();
+        for (int row = 0; row < kRows; ++row) {
+          V::F total = totals[row][i];
+          if (kMin) total = V::fma(min, V::set1(a[row].sum), total);
+          totals[row][i] = V::fma(B::number(sums[row], a[row].shift),
+                                  V::mul(scale, V::set1(a[row].unit)), total);
+        }
+      }
+      // The scales that may follow.
+      Codes::prefetch(walk.codes() + kAhead + slab_bytes(format));
+    }
+    for (int row = 0; row < kRows; ++row) {
+      for (int i = 0; i < kVectors; ++i) V::store(c + row * ldc + i * V::kLanes, totals[row][i]);
+    }
+  }
+};
 inline bool has_digits(const Format& format) {
   return Bytes::kTogether > 0 && format.digits != nullptr;
 }
@@ -105,9 +143,14 @@ inline bool has_digits(const Format& format) {
 // body(product) with the DigitProduct of `format`.
 template <class B, class Body>
 inline void by_digits(const Format& format, const std::byte* panel, int k_pad, const Body& body) {
-  if (!format.digits->plain) return body(DigitProduct<B, false, false>{format, panel, k_pad});
-  if (format.has_min) return body(DigitProduct<B, true, true>{format, panel, k_pad});
-  body(DigitProduct<B, false, true>{format, panel, k_pad});
+  const auto with = [&](auto sums) {
+    using Sums = decltype(sums);
+    if (format.has_min) return body(DigitProduct<B, Sums, true>{format, panel, k_pad});
+    body(DigitProduct<B, Sums, false>{format, panel, k_pad});
+  };
+  if (format.code == Code::kInt8) return with(EightBits<B>());
+  if (format.digits->plain) return with(FourBits<B, true>());
+  body(DigitProduct<B, FourBits<B, false>, false>{format, panel, k_pad});
 }
 
 // Rows are packed in the tile's blocks, as they are for bf16 panels: [block][slab][row].
@@ -121,6 +164,7 @@ template <class B>
 inline void pack_digit_rows(const Format& format, const uint16_t* const* row_ptrs, int rows, int k,
                             int k_pad, int block, void* dst) {
   if constexpr (B::kTogether > 0) {
+    const auto make = format.code == Code::kInt8 ? &B::make_wide_row : &B::make_row;
     auto* to = static_cast<typename B::Row*>(dst);
     int count = Tile::block_rows(rows);
     for (; block > 0; --block) {
@@ -133,12 +177,12 @@ inline void pack_digit_rows(const Format& format, const uint16_t* const* row_ptr
       for (int first = 0; first < k_pad; first += kPanel) {
         auto* slab = to + static_cast<ptrdiff_t>(first / kPanel) * count + row;
         if (first + kPanel <= k) {
-          B::make_row(row_ptrs[row] + first, *format.digits, slab);
+          make(row_ptrs[row] + first, *format.digits, slab);
           continue;
         }
         uint16_t padded[kPanel] = {};
         memcpy(padded, row_ptrs[row] + first, sizeof(uint16_t) * (k - first));
-        B::make_row(padded, *format.digits, slab);
+        make(padded, *format.digits, slab);
       }
     }
   }

@@ -76,16 +76,30 @@ inline void put_group(const Format& format, const Chooser& chooser, const Group&
     const Choice choice = chooser.choose(lanes, least_squares);
     const F inverse = choice.inverse();
     const auto code_at = [&](int k) { return chooser.encode(lanes.at(k), choice, inverse); };
-    if (format.code == Code::kTable4) {
-      for (int k = 0; k < group.padded; k += kStep) {
+    const auto put_words = [&](auto append) {
+      const int step = codes_per_word(format.code);
+      for (int k = 0; k < group.padded; k += step) {
         I word = Codes::set(0);
-        for (int i = 0; i < kStep; ++i) word = Codes::append(word, code_at(k + i));
-        Codes::store_words(codes + (k / kStep * kPanel + column) * sizeof(uint32_t), word);
+        for (int i = 0; i < step; ++i) word = append(word, code_at(k + i));
+        Codes::store_words(codes + (k / step * kPanel + column) * sizeof(uint32_t), word);
       }
-    } else {
-      for (int k = 0; k < group.padded; ++k) {
-        Codes::store_bytes(codes + k * kPanel + column, code_at(k));
-      }
+    };
+    switch (format.code) {
+      case Code::kTable4:
+        put_words([](I word, I code) {
+          return Codes::add(Codes::right<4>(word), Codes::left<28>(code));
+        });
+        break;
+      case Code::kInt8:
+        put_words([](I word, I code) {
+          const I digit = Codes::add(code, Codes::set(128));
+          return Codes::add(Codes::right<8>(word), Codes::left<24>(digit));
+        });
+        break;
+      case Code::kFp8:
+        for (int k = 0; k < group.padded; ++k) {
+          Codes::store_bytes(codes + k * kPanel + column, code_at(k));
+        }
     }
     store_scale(format.scale, choice.scale, scales, column);
     if (format.has_min) {

@@ -39,6 +39,18 @@ struct Turn {
     }
   }
 
+  static void fours(I* r) {
+    const I a = _mm256_unpacklo_epi32(r[0], r[1]), b = _mm256_unpackhi_epi32(r[0], r[1]);
+    const I c = _mm256_unpacklo_epi32(r[2], r[3]), d = _mm256_unpackhi_epi32(r[2], r[3]);
+    r[0] = _mm256_unpacklo_epi64(a, c);
+    r[1] = _mm256_unpackhi_epi64(a, c);
+    r[2] = _mm256_unpacklo_epi64(b, d);
+    r[3] = _mm256_unpackhi_epi64(b, d);
+  }
+  static I flip(I v, uint32_t bits) {
+    return _mm256_xor_si256(v, _mm256_set1_epi32(static_cast<int>(bits)));
+  }
+
   static I low16(I a, I b) { return _mm256_unpacklo_epi16(a, b); }
   static I high16(I a, I b) { return _mm256_unpackhi_epi16(a, b); }
 

@@ -39,6 +39,13 @@ struct Turn {
     }
   }
 
+  // Of four rows: columns of four elements in 128 bits each, i + 4 j in the j-th of r[i].
+  static void fours(I* r) { transpose(r); }
+  static I flip(I v, uint32_t bits) {
+    for (uint32_t& lane : v.lane) lane ^= bits;
+    return v;
+  }
+
   // Interleaves the 16-bit elements of the low (high) halves of every 128 bits of a and b.
   static I low16(I a, I b) { return interleave(a, b, 0); }
   static I high16(I a, I b) { return interleave(a, b, 2); }

@@ -17,8 +17,8 @@ NF4 = [
 TABLES = {"mxfp4": E2M1, "nf4": NF4, "q4_1": range(16)}
 """Of four-bit codes; the others are signed integers."""
 
-WHOLE = ("int4", "int4_asym", "mxfp4", "q4_0", "q4_1")
-"""Formats whose codes are whole numbers of four bits: rows are made whole numbers too."""
+WHOLE = ("int8", "int8_asym", "q8_0", "int4", "int4_asym", "mxfp4", "q4_0", "q4_1")
+"""Formats whose codes are whole numbers: rows are made whole numbers too."""
 
 
 class Panels:
@@ -54,10 +54,11 @@ class Panels:
 
     def _slab(self, slab: Tensor, four_bits: bool) -> Tensor:
         """[panels, bytes] -> codes [N, 32] as numbers."""
-        if not four_bits:
+        if self.name == "fp8":
             codes = slab.reshape(-1, 32, 32).transpose(1, 2).reshape(-1, 32)
-            kind = torch.float8_e4m3fn if self.name == "fp8" else torch.int8
-            return codes.contiguous().view(kind).float()
+            return codes.contiguous().view(torch.float8_e4m3fn).float()
+        if not four_bits:
+            return slab.reshape(-1, 8, 32, 4).transpose(1, 2).reshape(-1, 32).float() - 128
         nibbles = torch.stack([slab & 15, slab >> 4], -1).reshape(-1, 4, 32, 8)  # byte by byte
         codes = nibbles.transpose(1, 2).reshape(-1, 32)
         return torch.tensor(list(TABLES.get(self.name, range(-8, 8))), dtype=torch.float32)[codes.long()]
@@ -97,7 +98,7 @@ class Panels:
                 own = whole(own)
                 if self.has_minima:
                     total = fused(own.sum(1, keepdim=True), minimum, total)
-                total = fused(own @ codes.T, scale, total)
+                total = fused((own @ codes.T).float().double(), scale, total)
                 continue
             factors = (
                 (codes * scale[:, None] + minimum[:, None]).float().double() if self.has_minima else codes
