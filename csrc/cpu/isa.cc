@@ -48,8 +48,19 @@ uint32_t detect() {
   if ((features & kAvx512Bf16) && tiles && has_amx && request_amx()) features |= kAmx;
   return features;
 }
+
+bool halves_bf16() {
+  uint32_t a, b, c, d;
+  const bool intel = __get_cpuid(0, &a, &b, &c, &d) && b == signature_INTEL_ebx &&
+                     c == signature_INTEL_ecx && d == signature_INTEL_edx;
+  if (!intel || !__get_cpuid(1, &a, &b, &c, &d)) return false;
+  constexpr uint32_t kCooperLake = 0x55;  // two full units for bf16
+  const uint32_t family = (a >> 8) & 15, model = ((a >> 4) & 15) | ((a >> 12) & 0xf0);
+  return !(family == 6 && model == kCooperLake);
+}
 #else
 uint32_t detect() { return kNoFeature; }
+bool halves_bf16() { return false; }
 #endif
 
 }  // namespace
@@ -57,6 +68,11 @@ uint32_t detect() { return kNoFeature; }
 uint32_t cpu_features() {
   static const uint32_t features = detect();
   return features;
+}
+
+bool halves_bf16_products() {
+  static const bool halves = halves_bf16();
+  return halves;
 }
 
 }  // namespace hetero

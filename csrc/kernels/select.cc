@@ -1,7 +1,10 @@
 #include "kernels/select.h"
 
+#include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <stdexcept>
+#include <vector>
 
 #include "cpu/isa.h"
 
@@ -21,6 +24,21 @@ const Isa kIsas[] = {
 #endif
 };
 
+// From the plainest to the best.
+std::vector<Isa> in_order() {
+  std::vector<Isa> all(std::begin(kIsas), std::end(kIsas));
+#if defined(__x86_64__)
+  const auto place = [&](const KernelSet& kernels) {
+    return std::find_if(all.begin(), all.end(),
+                        [&](const Isa& isa) { return isa.kernels == &kernels; });
+  };
+  if (halves_bf16_products()) {
+    std::iter_swap(place(kernels_avx512vnni), place(kernels_avx512bf16));
+  }
+#endif
+  return all;
+}
+
 std::string runnable_names() {
   std::string names;
   for (const Isa& isa : isas()) {
@@ -32,7 +50,10 @@ std::string runnable_names() {
 
 }  // namespace
 
-std::span<const Isa> isas() { return kIsas; }
+std::span<const Isa> isas() {
+  static const std::vector<Isa> all = in_order();
+  return all;
+}
 
 bool runs_here(const Isa& isa) { return (isa.needs & ~cpu_features()) == 0; }
 

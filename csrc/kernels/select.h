@@ -14,7 +14,7 @@ struct Isa {
   bool emulated;   // tile code over emulated intrinsics: for tests, chosen only by name
 };
 
-std::span<const Isa> isas();  // from the plainest to the best
+std::span<const Isa> isas();  // from the plainest to the best, as this processor goes
 bool runs_here(const Isa& isa);
 
 // The kernel set called `name`; with an empty name the one that HETERO_ISA names, else the best

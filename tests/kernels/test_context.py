@@ -11,6 +11,7 @@ import time
 import pytest
 import torch
 
+from hetero import _C
 from hetero.errors import UnavailableError
 from hetero.kernels import cpu
 
@@ -30,6 +31,20 @@ def test_scalar_runs_everywhere_and_the_best_is_the_default() -> None:
     assert {"amx_emulated", "avx512bf16_emulated"} <= set(cpu.isas(emulated=True)) - set(cpu.isas())
     got = run_python("from hetero.kernels import cpu; print(cpu.isa())", HETERO_ISA="")
     assert got.stdout.strip() == cpu.isas()[-1]
+
+
+def test_bf16_products_rank_below_fp32_ones_where_they_take_twice_as_long() -> None:
+    names = [name for name, _, _ in _C.isas()]
+    if "avx512bf16" not in names:
+        pytest.skip("a processor of another architecture")
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
+        first = dict(
+            line.replace("\t", "").strip().split(":", 1) for line in file.read().split("\n\n")[0].split("\n")
+        )
+    cooper_lake = first["cpu family"].strip() == "6" and first["model"].strip() == "85"
+    halves = first["vendor_id"].strip() == "GenuineIntel" and not cooper_lake
+    assert (names.index("avx512bf16") < names.index("avx512vnni")) == halves
+    assert names[-1] == "amx"
 
 
 @pytest.mark.parametrize("isa", cpu.isas())
