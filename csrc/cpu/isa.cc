@@ -49,7 +49,9 @@ uint32_t detect() {
   return features;
 }
 
-bool halves_bf16() {
+}  // namespace
+
+bool halves_bf16_products() {
   uint32_t a, b, c, d;
   const bool intel = __get_cpuid(0, &a, &b, &c, &d) && b == signature_INTEL_ebx &&
                      c == signature_INTEL_ecx && d == signature_INTEL_edx;
@@ -60,19 +62,15 @@ bool halves_bf16() {
 }
 #else
 uint32_t detect() { return kNoFeature; }
-bool halves_bf16() { return false; }
-#endif
 
 }  // namespace
+
+bool halves_bf16_products() { return false; }
+#endif
 
 uint32_t cpu_features() {
   static const uint32_t features = detect();
   return features;
-}
-
-bool halves_bf16_products() {
-  static const bool halves = halves_bf16();
-  return halves;
 }
 
 }  // namespace hetero

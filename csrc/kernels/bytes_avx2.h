@@ -2,13 +2,14 @@
 // lane is a column: a word of 32 bits, four bytes of which belong to four values of K.
 //   kTogether: the most rows that are multiplied at once
 //   kSteps<plain>: how many words of eight codes may be summed by dot
-//   make_row, make_wide_row(values, digits, to): 32 values of a row, for codes of four and of eight
-//   bits load(p); even(w), odd(w): the digits of the even and of the odd codes of a word, as bytes;
+//   make_row(values, digits, to): 32 values of a row, for codes of four bits; make_wide_row: of
+//   eight load(p) even(w), odd(w): the digits of the even and of the odd codes of a word, as bytes
 //   pick(table, digits): what a table of 16 bytes has for them
 //   dot(part, digits, x): adds the products with the four signed bytes at x
 //   whole(high, low): 128 high + low, 32 bits; add(a, b)
-//   left_digits(w), right_digits(w), dot_wide, whole_wide: the same for four codes of eight bits,
-//   in whatever two parts the instructions allow number(w, shift): w - shift as a float
+//   left_digits(w), right_digits(w), dot_wide, whole_wide: for four codes of eight bits, in
+//   whatever two parts the instructions allow
+//   number(w, shift): w - shift as a float
 #pragma once
 
 #include "kernels/whole_rows.h"

@@ -4,13 +4,15 @@
 //   pick(v, table): the entry that the low four bits of every lane name
 //   load_words(p): a word of 32 bits per lane
 //   from_int8(p): a signed byte per lane; from_e4m3(p): a byte per lane, its value / 256
-//   nibbles(p, odd): four bits per lane, in the low bits, from p on; with one lane the even or the
-//   odd ones of *p from_digit(word): the lowest byte of every lane, less 128 scale_odd, scale_f16,
-//   scale_e8m0(p): see Scale in formats/format.h bump(v), bump_even(v): adds what makes truncation
-//   to bf16 round to nearest (ties upwards, to even); store_pairs(p, even, odd): truncates both and
-//   stores bf16 pairs (even, odd) bits(v), number(v): the same bits as I and as F; integer(v): v, a
-//   whole number, as I set, add, both (bitwise and), left<n>, right<n> (without sign) store_words,
-//   store_halves, store_bytes(p, v): the low bits of every lane
+//   from_digit(word): the lowest byte of every lane, less 128
+//   nibbles(p, odd): four bits per lane, in its low bits, from p on; one lane alone has those of *p
+//   that `odd` names
+//   scale_odd, scale_f16, scale_e8m0(p): see Scale in formats/format.h
+//   bump(v), bump_even(v): adds what makes truncation to bf16 round to nearest (ties upwards, to
+//   even); store_pairs(p, even, odd): truncates both and stores bf16 pairs (even, odd)
+//   bits(v), number(v): the same bits as I and as F; integer(v): v, a whole number, as I
+//   set, add, both (bitwise and), left<n>, right<n> (without sign)
+//   store_words, store_halves, store_bytes(p, v): the low bits of every lane
 #pragma once
 
 #include <cstddef>

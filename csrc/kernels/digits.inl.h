@@ -1,7 +1,7 @@
 // Products with codes that stand for whole numbers (Digits in formats/format.h), over Bytes.
 //
-// Rows are made whole numbers of 15 bits with a unit for every 32 values of K (whole_rows.h), so
-// that bytes are multiplied with bytes, two products for a weight:
+// Rows are made whole numbers of 15 bits with a unit for every 32 values of K (whole_rows.h). Bytes
+// are multiplied with bytes, two products for a weight, or where their sums would not fit, 16 bits:
 //   y = sum over slabs of scale * unit * (sum over the slab of x * (digit - middle))
 // and with minima + minimum * (sum of x). The inner sum is of integers: it is exact, in any order.
 // Slabs follow each other in ascending K, with fused multiply-adds. Nothing depends on the number

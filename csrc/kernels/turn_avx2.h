@@ -20,25 +20,6 @@ struct Turn {
   }
   static void store(void* p, I v) { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }
 
-  static void transpose(I* r) {
-    I t[8];
-    for (int i = 0; i < 8; i += 2) {
-      t[i] = _mm256_unpacklo_epi32(r[i], r[i + 1]);
-      t[i + 1] = _mm256_unpackhi_epi32(r[i], r[i + 1]);
-    }
-    for (int i = 0; i < 8; i += 4) {
-      r[i] = _mm256_unpacklo_epi64(t[i], t[i + 2]);
-      r[i + 1] = _mm256_unpackhi_epi64(t[i], t[i + 2]);
-      r[i + 2] = _mm256_unpacklo_epi64(t[i + 1], t[i + 3]);
-      r[i + 3] = _mm256_unpackhi_epi64(t[i + 1], t[i + 3]);
-    }
-    for (int i = 0; i < 4; ++i) {
-      const I low = r[i], high = r[i + 4];
-      r[i] = _mm256_permute2x128_si256(low, high, 0x20);
-      r[i + 4] = _mm256_permute2x128_si256(low, high, 0x31);
-    }
-  }
-
   static void fours(I* r) {
     const I a = _mm256_unpacklo_epi32(r[0], r[1]), b = _mm256_unpackhi_epi32(r[0], r[1]);
     const I c = _mm256_unpacklo_epi32(r[2], r[3]), d = _mm256_unpackhi_epi32(r[2], r[3]);
@@ -47,6 +28,16 @@ struct Turn {
     r[2] = _mm256_unpacklo_epi64(b, d);
     r[3] = _mm256_unpackhi_epi64(b, d);
   }
+  static void transpose(I* r) {
+    fours(r);
+    fours(r + 4);
+    for (int i = 0; i < 4; ++i) {
+      const I low = r[i], high = r[i + 4];
+      r[i] = _mm256_permute2x128_si256(low, high, 0x20);
+      r[i + 4] = _mm256_permute2x128_si256(low, high, 0x31);
+    }
+  }
+
   static I flip(I v, uint32_t bits) {
     return _mm256_xor_si256(v, _mm256_set1_epi32(static_cast<int>(bits)));
   }

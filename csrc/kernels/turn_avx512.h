@@ -18,21 +18,19 @@ struct Turn {
   }
   static void store(void* p, I v) { _mm512_storeu_si512(p, v); }
 
+  static void fours(I* r) {
+    const I a = _mm512_unpacklo_epi32(r[0], r[1]), b = _mm512_unpackhi_epi32(r[0], r[1]);
+    const I c = _mm512_unpacklo_epi32(r[2], r[3]), d = _mm512_unpackhi_epi32(r[2], r[3]);
+    r[0] = _mm512_unpacklo_epi64(a, c);
+    r[1] = _mm512_unpackhi_epi64(a, c);
+    r[2] = _mm512_unpacklo_epi64(b, d);
+    r[3] = _mm512_unpackhi_epi64(b, d);
+  }
   static void transpose(I* r) {
-    I t[16];
-#pragma GCC unroll 8
-    for (int i = 0; i < 16; i += 2) {
-      t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-      t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-    }
 #pragma GCC unroll 4
-    for (int i = 0; i < 16; i += 4) {
-      r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-      r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-      r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-      r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
-    }
+    for (int group = 0; group < 16; group += 4) fours(r + group);
     // r[4 g + c] holds in lane l column 4 l + c of the rows 4 g to 4 g + 3.
+    I t[16];
 #pragma GCC unroll 4
     for (int c = 0; c < 4; ++c) {
       t[c] = _mm512_shuffle_i32x4(r[c], r[4 + c], 0x88);      // lanes 0, 2 of groups 0, 1
@@ -49,14 +47,6 @@ struct Turn {
     }
   }
 
-  static void fours(I* r) {
-    const I a = _mm512_unpacklo_epi32(r[0], r[1]), b = _mm512_unpackhi_epi32(r[0], r[1]);
-    const I c = _mm512_unpacklo_epi32(r[2], r[3]), d = _mm512_unpackhi_epi32(r[2], r[3]);
-    r[0] = _mm512_unpacklo_epi64(a, c);
-    r[1] = _mm512_unpackhi_epi64(a, c);
-    r[2] = _mm512_unpacklo_epi64(b, d);
-    r[3] = _mm512_unpackhi_epi64(b, d);
-  }
   static I flip(I v, uint32_t bits) {
     return _mm512_xor_si512(v, _mm512_set1_epi32(static_cast<int>(bits)));
   }

@@ -10,7 +10,7 @@
 namespace hetero {
 namespace {
 
-// 32 values of K of a row: x = unit * (128 high + low), low from 0 to 127.
+// 32 values of K of a row: x = unit * whole, whole = 128 high + low, low from 0 to 127.
 struct RowSlab {
   int8_t parts[4][16];  // eight values of K each, as an Arrangement says
   float unit;           // times that of the digits
